@@ -1,0 +1,35 @@
+"""The errors that a user may see. Each message says what is wrong, where, and what to do."""
+
+from __future__ import annotations
+
+
+class BessemerError(Exception):
+    """Base of every error that is reported to the user without a traceback."""
+
+
+class UsageError(BessemerError):
+    """The call itself is wrong (CLI exit code 2)."""
+
+
+class CheckpointError(BessemerError):
+    """A checkpoint is missing, damaged, or of an unknown kind."""
+
+
+class UnsupportedError(BessemerError):
+    """A model uses something that Bessemer can't compile; lists all of it at once."""
+
+
+class CompileError(BessemerError):
+    """Compilation failed after the graph was built (a pass, MLIR, LLVM or the linker)."""
+
+
+class ArtifactError(BessemerError):
+    """A compiled artifact is missing, damaged, or does not fit this machine."""
+
+
+class ContextLengthError(BessemerError):
+    """A prompt or a step does not fit the context; names both numbers."""
+
+
+class GenerationError(BessemerError):
+    """Generation can't go on (NaN logits, nothing left to sample, bad sampling options)."""
