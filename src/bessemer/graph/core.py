@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Union
 
 import numpy as np
 
 from bessemer.graph.dims import Dim, Shape, is_static
 from bessemer.graph.dtypes import DType
 
-Attr = Union[int, float, bool, str, DType, Dim, tuple, np.ndarray]
+Attr = int | float | bool | str | DType | Dim | tuple | np.ndarray
 
 
 @dataclass(frozen=True)

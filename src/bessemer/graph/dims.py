@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Union
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ class Dim:
     __repr__ = __str__
 
 
-Size = Union[int, Dim]
+Size = int | Dim
 Shape = tuple[Size, ...]
 
 _TERM = re.compile(r"^(?:(-?\d+)\*)?([A-Za-z_]\w*)$")
