@@ -1,0 +1,153 @@
+"""LLVM IR to objects: optimisation and instruction selection by llvmlite."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from bessemer.backend.pipeline import lower, save_ir
+from bessemer.errors import CompileError
+
+if TYPE_CHECKING:
+    import mlir.ir as ir
+
+    from bessemer.backend.target import Target
+
+_OPTIMISATION_LEVEL = 3
+# Functions that C libraries provide but that would mean memory from the heap.
+_HEAP_FUNCTIONS = frozenset({"malloc", "calloc", "realloc", "free", "aligned_alloc"})
+_initialised = threading.Lock()
+
+
+@dataclass(frozen=True)
+class CompiledModule:
+    """One object file and what it came from. `timings` are seconds per step."""
+
+    name: str
+    object: bytes
+    llvm_ir: str
+    assembly: str | None = None
+    timings: dict[str, float] = field(default_factory=dict)
+
+
+def compile_module(
+    mlir_text: str,
+    target: Target,
+    name: str,
+    *,
+    exports: Collection[str] | None = None,
+    on_bufferized: Callable[[ir.Module], None] | None = None,
+    dump: dict[str, str] | None = None,
+    assembly: bool = False,
+) -> CompiledModule:
+    """Compile MLIR text to an object file for `target`.
+
+    `exports` are the symbols that stay visible outside the shared library; the other global ones
+    are hidden (objects of one library still see each other). None exports all. `on_bufferized` and
+    `dump` as in `pipeline.lower`; `dump` also gets `optimised` and, with `assembly`, `assembly`.
+
+    Raises CompileError.
+    """
+    start = time.perf_counter()
+    llvm_ir = lower(mlir_text, target, name, on_bufferized, dump)
+    lowered = time.perf_counter()
+    compiled = compile_llvm(llvm_ir, target, name, exports=exports, assembly=assembly)
+    if dump is not None:
+        dump["optimised"] = compiled.llvm_ir
+        if compiled.assembly is not None:
+            dump["assembly"] = compiled.assembly
+    return CompiledModule(
+        name,
+        compiled.object,
+        compiled.llvm_ir,
+        compiled.assembly,
+        {"mlir": lowered - start, **compiled.timings},
+    )
+
+
+def compile_llvm(
+    llvm_ir: str,
+    target: Target,
+    name: str,
+    *,
+    exports: Collection[str] | None = None,
+    assembly: bool = False,
+) -> CompiledModule:
+    """Optimise LLVM IR text at O3 and make an object file of it; see `compile_module`."""
+    import llvmlite.binding as llvm
+
+    machine = target_machine(target)
+    timings: dict[str, float] = {}
+    start = time.perf_counter()
+    try:
+        module = llvm.parse_assembly(llvm_ir)
+        module.triple = target.triple
+        module.data_layout = str(machine.target_data)
+        module.name = name
+        _set_visibility(module, name, exports)
+        module.verify()
+    except RuntimeError as error:
+        path = save_ir(llvm_ir, name, "ll")
+        raise CompileError(
+            f"LLVM rejects the IR of module '{name}':\n{error}\nThe IR is in {path}\n"
+            f"Reproduce with:\n  opt -passes=verify -disable-output {path}"
+        ) from error
+    timings["parse"] = time.perf_counter() - start
+
+    start = time.perf_counter()
+    options = llvm.create_pipeline_tuning_options(speed_level=_OPTIMISATION_LEVEL)
+    options.loop_vectorization = True
+    options.slp_vectorization = True
+    options.loop_interleaving = True
+    options.loop_unrolling = True
+    builder = llvm.create_pass_builder(machine, options)
+    builder.getModulePassManager().run(module, builder)
+    timings["optimise"] = time.perf_counter() - start
+
+    start = time.perf_counter()
+    code = bytes(machine.emit_object(module))
+    text = machine.emit_assembly(module) if assembly else None
+    timings["emit"] = time.perf_counter() - start
+    return CompiledModule(name, code, str(module), text, timings)
+
+
+def target_machine(target: Target) -> Any:
+    """llvmlite's target machine: position-independent code, the explicit CPU and features."""
+    import llvmlite.binding as llvm
+
+    with _initialised:
+        llvm.initialize_all_targets()
+        llvm.initialize_all_asmprinters()
+    try:
+        found = llvm.Target.from_triple(target.triple)
+    except RuntimeError as error:
+        raise CompileError(f"LLVM has no code generator for '{target.triple}': {error}") from error
+    return found.create_target_machine(
+        cpu=target.cpu,
+        features=target.llvm_features(),
+        opt=_OPTIMISATION_LEVEL,
+        reloc="pic",
+        codemodel="default",
+        abiname=target.abi_name,
+    )
+
+
+def _set_visibility(module: Any, name: str, exports: Collection[str] | None) -> None:
+    """Hide what is defined here and not exported; refuse calls of the heap's functions."""
+    symbols = [*module.functions, *module.global_variables]
+    heap = sorted(s.name for s in symbols if s.is_declaration and s.name in _HEAP_FUNCTIONS)
+    if heap:
+        raise CompileError(f"Module '{name}' would call {', '.join(heap)} while it runs")
+    if exports is None:
+        return
+    defined = {s.name for s in symbols if not s.is_declaration}
+    for symbol in symbols:
+        local = symbol.linkage.name in ("internal", "private")
+        if not symbol.is_declaration and not local and symbol.name not in exports:
+            symbol.visibility = "hidden"
+    missing = sorted(set(exports) - defined)
+    if missing:
+        raise CompileError(f"Module '{name}' does not define {', '.join(missing)}")

@@ -1,0 +1,194 @@
+"""What code is made for: a triple, a CPU name (scheduling) and an explicit feature list."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from bessemer.backend import features as feature_tables
+from bessemer.errors import CompileError
+
+NATIVE = "native"
+BASELINE = "baseline"
+
+_SHORT_TRIPLES = {
+    "x86_64": "x86_64-unknown-linux-gnu",
+    "amd64": "x86_64-unknown-linux-gnu",
+    "aarch64": "aarch64-unknown-linux-gnu",
+    "arm64": "aarch64-unknown-linux-gnu",
+    "riscv64": "riscv64-unknown-linux-gnu",
+}
+_ARCH_ALIASES = {"amd64": "x86_64", "arm64": "aarch64"}
+_SYSTEMS = ("linux", "darwin", "macosx", "windows")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A machine to compile for.
+
+    `features` are the LLVM names of what the code may use, sorted; what is not named is not used,
+    even where the CPU's name would imply it. `cpu` only tunes instruction choice and scheduling.
+    """
+
+    triple: str
+    cpu: str
+    features: tuple[str, ...]
+
+    @staticmethod
+    def native() -> Target:
+        """The machine this runs on, with the features that its CPU reports."""
+        import llvmlite.binding as llvm
+
+        triple = llvm.get_default_triple()
+        arch = _arch_of(triple)
+        reported = llvm.get_host_cpu_features()
+        known = feature_tables.known(arch)
+        enabled = {name for name, on in reported.items() if on and name in known}
+        return Target(
+            triple,
+            llvm.get_host_cpu_name(),
+            tuple(sorted(enabled | feature_tables.baseline(arch))),
+        )
+
+    @staticmethod
+    def parse(target: str = NATIVE, cpu: str | None = None) -> Target:
+        """A target from what a user writes.
+
+        `target` is `native`, an architecture (`aarch64`) or a triple. `cpu` is `native` (only for
+        this machine), `baseline` (every CPU of the architecture), an LLVM CPU name, or None: the
+        machine itself for `native`, else the baseline. Raises CompileError for an unknown one.
+        """
+        host = Target.native()
+        triple = host.triple if target == NATIVE else _normalise(target)
+        arch = _arch_of(triple)
+        if cpu is None:
+            cpu = NATIVE if target == NATIVE else BASELINE
+        if cpu == NATIVE:
+            if triple != host.triple:
+                raise CompileError(
+                    f"--cpu native is this machine ({host.triple}), but the target is {triple}: "
+                    "name a CPU, or use --cpu baseline"
+                )
+            return host
+        if cpu == BASELINE:
+            name = feature_tables.BASELINE_CPU[arch]
+            return Target(triple, name, tuple(sorted(feature_tables.baseline(arch))))
+        return Target(triple, cpu, tuple(sorted(feature_tables.of_cpu(arch, cpu))))
+
+    @property
+    def arch(self) -> str:
+        """`x86_64`, `aarch64` or `riscv64`."""
+        return _arch_of(self.triple)
+
+    @property
+    def system(self) -> str:
+        """`linux`, `darwin` or `windows`."""
+        if "darwin" in self.triple or "macos" in self.triple:
+            return "darwin"
+        return "windows" if "windows" in self.triple else "linux"
+
+    @property
+    def is_native(self) -> bool:
+        """Whether code for this target links and loads on this machine (its triple is ours)."""
+        import llvmlite.binding as llvm
+
+        return self.triple == llvm.get_default_triple() and sys.maxsize > 2**32
+
+    @property
+    def f32_lanes(self) -> int:
+        """f32 values in the preferred vector register.
+
+        8 with AVX2 (AVX-512 machines too: two 256-bit ports, and no lower clock), else 4.
+        """
+        return 8 if "avx2" in self.features else 4
+
+    @property
+    def has_fma(self) -> bool:
+        """Whether multiply-add is one instruction."""
+        if self.arch == "x86_64":
+            return "fma" in self.features
+        return True  # in the baseline of aarch64, and in riscv64's F extension
+
+    @property
+    def has_f16c(self) -> bool:
+        """Whether f16 is converted from and to f32 by an instruction."""
+        if self.arch == "x86_64":
+            return "f16c" in self.features
+        if self.arch == "riscv64":
+            return "zfhmin" in self.features
+        return True
+
+    @property
+    def abi_name(self) -> str:
+        """The ABI where LLVM has to be told (riscv64), else empty."""
+        return "lp64d" if self.arch == "riscv64" else ""
+
+    def llvm_features(self) -> str:
+        """The feature string for LLVM: everything that is known is switched on or off by name."""
+        known = feature_tables.known(self.arch)
+        off = sorted(known - set(self.features))
+        return ",".join([*(f"+{f}" for f in self.features), *(f"-{f}" for f in off)])
+
+    def required_features(self) -> list[str]:
+        """What a CPU must have to run the code, by the names of /proc/cpuinfo.
+
+        Features that every CPU of the architecture has are left out. Loading an artifact compares
+        the list with `bessemer.runtime.cpu.missing_features`.
+        """
+        wanted = set(self.features) - feature_tables.baseline(self.arch)
+        names = feature_tables.cpuinfo_names(self.arch)
+        return sorted(names[f] for f in wanted if f in names)
+
+    def to_json(self) -> dict[str, Any]:
+        """The manifest's `target` entry."""
+        return {
+            "triple": self.triple,
+            "arch": self.arch,
+            "cpu": self.cpu,
+            "features": list(self.features),
+            "required_features": self.required_features(),
+        }
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> Target:
+        """The inverse of `to_json`. Raises CompileError where an entry is missing or malformed."""
+        try:
+            triple, cpu, names = data["triple"], data["cpu"], data["features"]
+            good = isinstance(triple, str) and isinstance(cpu, str)
+            if not good or not all(isinstance(n, str) for n in names):
+                raise TypeError("not strings")
+        except (KeyError, TypeError) as error:
+            raise CompileError(f"The target entry is malformed ({error}): {data!r}") from error
+        return Target(triple, cpu, tuple(names))
+
+
+def _arch_of(triple: str) -> str:
+    arch = triple.split("-", 1)[0]
+    arch = _ARCH_ALIASES.get(arch, arch)
+    if arch not in feature_tables.BASELINE_CPU:
+        raise CompileError(
+            f"Unknown target '{triple}': the architecture must be one of "
+            + ", ".join(feature_tables.BASELINE_CPU)
+        )
+    return arch
+
+
+def _normalise(text: str) -> str:
+    """A full LLVM triple from an architecture, `arch-os[-abi]`, or a full triple."""
+    if text in _SHORT_TRIPLES:
+        return _SHORT_TRIPLES[text]
+    _arch_of(text)
+    parts = text.split("-")
+    if not re.fullmatch(r"[A-Za-z0-9_.\-]+", text) or not any(
+        part.startswith(_SYSTEMS) for part in parts[1:3]
+    ):
+        raise CompileError(
+            f"Unknown target '{text}': write native, an architecture "
+            f"({', '.join(feature_tables.BASELINE_CPU)}) or a triple such as "
+            "aarch64-unknown-linux-gnu"
+        )
+    if parts[1].startswith(_SYSTEMS):
+        parts.insert(1, "unknown")
+    return "-".join(parts)
