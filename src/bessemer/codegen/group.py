@@ -23,8 +23,10 @@ ROWS = "?"  # a dimension whose size is known at run time: the rows of the call
 
 @dataclass(frozen=True)
 class Operand:
-    """A memory operand: element ("f32", "f16", "bf16", "i64", "i1", "i8"), shape, strides in elements.
-    A size of ROWS (only the first) is the row count. role: "in", "out", "weight" or "state".
+    """A memory operand. element: "f32", "f16", "bf16", "i64", "i1" or "i8".
+
+    A size of ROWS (only the first) is the row count; strides are in elements, None = contiguous.
+    role: "in", "out", "weight" or "state".
     """
 
     element: str
@@ -52,6 +54,17 @@ class GroupSpec:
 
 
 @dataclass(frozen=True)
+class BlockUnits:
+    """`heads * ceil(rows / block)` units of a split; unit u is head u / blocks, block u % blocks."""
+
+    heads: int
+    block: int
+
+
+Units = int | str | BlockUnits
+
+
+@dataclass(frozen=True)
 class CodegenTarget:
     """What kernels need to know of the machine and the build."""
 
@@ -66,7 +79,7 @@ class Kernel:
     """How one kind of group becomes code.
 
     emit(fn, spec, target): writes the body into `fn`, whose arguments are named as `begin_fn`
-    says.  units(spec): units of the split, an int or ROWS.  thread_scratch(spec, target): bytes
+    says.  units(spec): units of the split: an int, ROWS, or BlockUnits.  thread_scratch(spec, target): bytes
     that each thread needs.  split: "rows" (a thread touches only its own rows of all operands that
     have rows), "panels", "heads", or "single" (one thread does it all).
     """
@@ -74,7 +87,7 @@ class Kernel:
     kind: str
     split: str
     emit: Callable[[Fn, GroupSpec, CodegenTarget], None]
-    units: Callable[[GroupSpec], int | str] = lambda spec: ROWS
+    units: Callable[[GroupSpec], Units] = lambda spec: ROWS
     thread_scratch: Callable[[GroupSpec, CodegenTarget], int] = lambda spec, target: 0
 
 
