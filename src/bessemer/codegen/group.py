@@ -55,7 +55,7 @@ class GroupSpec:
 
 @dataclass(frozen=True)
 class BlockUnits:
-    """`heads * ceil(rows / block)` units of a split; unit u is head u / blocks, block u % blocks."""
+    """`heads * ceil(rows / block)` units: unit u is head u / blocks, block u % blocks."""
 
     heads: int
     block: int
@@ -78,10 +78,11 @@ class CodegenTarget:
 class Kernel:
     """How one kind of group becomes code.
 
-    emit(fn, spec, target): writes the body into `fn`, whose arguments are named as `begin_fn`
-    says.  units(spec): units of the split: an int, ROWS, or BlockUnits.  thread_scratch(spec, target): bytes
-    that each thread needs.  split: "rows" (a thread touches only its own rows of all operands that
-    have rows), "panels", "heads", or "single" (one thread does it all).
+    emit(fn, spec, target): writes the body into `fn`, whose arguments are named as `signature`
+    says.  units(spec): units of the split: an int, ROWS, or BlockUnits.
+    thread_scratch(spec, target): bytes that each thread needs.
+    split: "rows" (a thread touches only its own rows of all operands that have rows), "panels",
+    "heads", or "single" (one thread does it all).
     """
 
     kind: str

@@ -1,0 +1,183 @@
+"""The register tile: rows of activations times one 32-row weight panel.
+
+`block_product` computes C[rows, 32] = X[rows, K] @ panel.T for one panel [K][32] of f32, f16 or
+bf16 weights. K is cut into blocks; of each, the panel is widened to f32 once and then used by every
+tile of rows. Rows are addressed through a function, so that gathered rows (experts) use it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bessemer.artifact.layout import PANEL_ROWS, align
+from bessemer.codegen.emit import Fn, memref_type
+from bessemer.codegen.group import CodegenTarget, Operand
+
+# Depth of a K block: 256 x 16 f32 = 16 KiB of widened weights, half of a 32 KiB L1, which leaves
+# room for the six rows of activations that stream by.
+K_BLOCK = 256
+
+
+@dataclass(frozen=True)
+class TileShape:
+    """Register tile: `rows` x `vectors` accumulators."""
+
+    rows: int
+    vectors: int
+
+
+def tile_shape(target: CodegenTarget) -> TileShape:
+    """Accumulators + one row of weights + one broadcast fill the registers: 6x2 of 16 registers
+    (AVX2, SSE), 12x2 of 32 (AVX-512); NEON's four-lane vectors take 6x4 of 32.
+    """
+    if target.registers < 32:
+        return TileShape(6, 2)
+    return TileShape(12, 2) if target.lanes > 4 else TileShape(6, 4)
+
+
+def padded_rows(rows: int, target: CodegenTarget) -> int:
+    return align(rows, tile_shape(target).rows)
+
+
+def weights_bytes() -> int:
+    """Thread scratch of the widened K block."""
+    return K_BLOCK * PANEL_ROWS * 4
+
+
+def product_bytes(target: CodegenTarget) -> int:
+    """Thread scratch of C for a whole chunk of rows."""
+    return align(padded_rows(target.chunk, target) * PANEL_ROWS * 4)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The parts of a block product that stay the same for a function."""
+
+    fn: Fn
+    target: CodegenTarget
+    x: str
+    x_operand: Operand
+    weights: str  # memref<blocks x K_BLOCK x columns x f32>, the widened K block
+
+    @property
+    def columns(self) -> int:
+        return tile_shape(self.target).vectors * self.target.lanes
+
+    @property
+    def weights_type(self) -> str:
+        return memref_type((PANEL_ROWS // self.columns, K_BLOCK, self.columns), "f32")
+
+
+PRODUCT_TYPE = memref_type(("?", PANEL_ROWS), "f32")
+
+
+def scratch_view(fn: Fn, offset: int, type_: str, *sizes: str) -> str:
+    """A typed view of the thread's scratch at a byte offset."""
+    at = fn.index(offset)
+    return fn.op(f"memref.view %scratch[{at}][{', '.join(sizes)}] : memref<?xi8> to {type_}")
+
+
+def open_tile(fn: Fn, target: CodegenTarget, x: str, x_operand: Operand, offset: int = 0) -> Tile:
+    """A tile whose widened weights live at `offset` of the thread's scratch."""
+    tile = Tile(fn, target, x, x_operand, "")
+    view = scratch_view(fn, offset, tile.weights_type)
+    return Tile(fn, target, x, x_operand, view)
+
+
+def block_product(
+    tile: Tile,
+    panel: Callable[[str], list[str]],
+    weight: tuple[str, Operand],
+    rows: str,
+    product: str,
+    row_index: Callable[[str], list[str]] | None = None,
+) -> None:
+    """C[0:rows] = X @ panel.T into `product`, a memref<? x 32 x f32> of padded rows.
+
+    panel(k) gives the indices of weight row k of the panel; row_index(m) those of row m of x.
+    """
+    fn = tile.fn
+    depth = tile.x_operand.shape[-1]
+    assert isinstance(depth, int)
+    k_size = fn.index(depth)
+    with fn.loop(fn.index(0), k_size, K_BLOCK) as k_loop:
+        size = fn.min(fn.index(K_BLOCK), fn.sub(k_size, k_loop.iv))
+        _widen(tile, panel, weight, k_loop.iv, size)
+        first = fn.cmp("eq", k_loop.iv, fn.index(0))
+        with fn.loop(fn.index(0), rows, tile_shape(tile.target).rows) as m_loop:
+            at = _tile_rows(tile, m_loop.iv, rows, row_index)
+            with fn.loop(fn.index(0), fn.index(PANEL_ROWS // tile.columns)) as n_loop:
+                _tile(tile, at, m_loop.iv, n_loop.iv, k_loop.iv, size, first, product)
+
+
+def _widen(
+    tile: Tile,
+    panel: Callable[[str], list[str]],
+    weight: tuple[str, Operand],
+    k0: str,
+    size: str,
+) -> None:
+    """One K block of the panel as f32 [column block][k][columns]."""
+    fn, lanes = tile.fn, tile.target.lanes
+    name, operand = weight
+    with fn.loop(fn.index(0), size) as loop:
+        at = panel(fn.add(k0, loop.iv))
+        for column in range(0, PANEL_ROWS, lanes):
+            where = [*at, fn.index(column)]
+            wide = fn.vload(name, where, operand.type, lanes, operand.element)
+            block, inner = divmod(column, tile.columns)
+            to = [fn.index(block), loop.iv, fn.index(inner)]
+            fn.vstore(wide, tile.weights, to, tile.weights_type, lanes)
+
+
+def _tile_rows(
+    tile: Tile, m: str, rows: str, row_index: Callable[[str], list[str]] | None
+) -> list[list[str]]:
+    """Indices of the tile's rows of x. Rows past the end repeat the last one: their products land
+    in the padding of C, so that there is no second code path for the remainder.
+    """
+    fn = tile.fn
+    last = fn.sub(rows, fn.index(1))
+    wanted = [fn.min(fn.offset(m, r), last) for r in range(tile_shape(tile.target).rows)]
+    return [row_index(r) if row_index else [r] for r in wanted]
+
+
+def _tile(
+    tile: Tile,
+    at: list[list[str]],
+    m: str,
+    block: str,
+    k0: str,
+    size: str,
+    first: str,
+    product: str,
+) -> None:
+    """rows x columns of C += X[:, k0:k0+size] @ W; starts from zero in the first K block."""
+    fn, lanes = tile.fn, tile.target.lanes
+    shape = tile_shape(tile.target)
+    vector = f"vector<{lanes}xf32>"
+    zero = fn.splat(0.0, lanes)
+    column = fn.mul(block, fn.index(tile.columns))
+    places = [
+        [fn.offset(m, r), fn.offset(column, v * lanes)]
+        for r in range(shape.rows)
+        for v in range(shape.vectors)
+    ]
+    held = [fn.vload(product, place, PRODUCT_TYPE, lanes) for place in places]
+    start = [(fn.select(first, zero, h, vector), vector) for h in held]
+    with fn.loop(fn.index(0), size, 1, start) as loop:
+        k = fn.add(k0, loop.iv)
+        w = [
+            fn.vload(tile.weights, [block, loop.iv, fn.index(v * lanes)], tile.weights_type, lanes)
+            for v in range(shape.vectors)
+        ]
+        sums = []
+        for r in range(shape.rows):
+            scalar = fn.load(tile.x, [*at[r], k], tile.x_operand.type)
+            x = fn.broadcast(scalar, lanes)
+            for v in range(shape.vectors):
+                sums.append(fn.fma(x, w[v], loop.args[r * shape.vectors + v], lanes))
+        loop.carry(*sums)
+    for value, place in zip(loop.results, places, strict=True):
+        fn.vstore(value, product, place, PRODUCT_TYPE, lanes)
