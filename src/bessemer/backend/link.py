@@ -83,8 +83,10 @@ def compile_c(source: Path, out: Path, target: Target, flags: Sequence[str] = ()
     The object is written beside `out` and renamed, so that parallel processes may share a folder.
     """
     compiler, is_zig = _compiler(target)
-    # Zig's own sanitizer would otherwise leave references to its runtime.
-    extra = ["-fno-sanitize=undefined"] if is_zig else []
+    # Objects must not need the compiler's own runtime: no sanitizer (zig's default), no calls for
+    # atomics (gcc's default on aarch64).
+    extra = ["-fno-sanitize=undefined", "-g0"] if is_zig else []
+    extra += ["-mno-outline-atomics"] if target.arch == "aarch64" else []
     out.parent.mkdir(parents=True, exist_ok=True)
     handle, scratch = tempfile.mkstemp(dir=out.parent, prefix=f".{out.stem}-", suffix=".o")
     os.close(handle)
@@ -188,7 +190,7 @@ def _environment() -> dict[str, str]:
 
 
 def _system_libraries() -> list[str]:
-    """Paths of this process's own libm and libc; empty where they can't be told."""
+    """Paths of this process's own libm, libpthread, libc and loader; empty for another libc."""
     import ctypes
 
     for name in _SYSTEM_LIBRARIES:
@@ -200,10 +202,8 @@ def _system_libraries() -> list[str]:
         maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:
         return []
-    paths = {
-        line.split(maxsplit=5)[5]
-        for line in maps.splitlines()
-        if line.endswith(".so.6") or line.endswith(".so.0")
-    }
-    found = [p for name in _SYSTEM_LIBRARIES for p in sorted(paths) if Path(p).name == name]
-    return found if {"libm.so.6", "libc.so.6"} <= {Path(p).name for p in found} else []
+    fields = (line.split(maxsplit=5) for line in maps.splitlines())
+    loaded = {Path(words[5]).name: words[5] for words in fields if len(words) == 6}
+    # The loader comes last: it has __tls_get_addr.
+    names = [*_SYSTEM_LIBRARIES, *(name for name in loaded if name.startswith("ld-linux"))]
+    return [loaded[name] for name in names if name in loaded]

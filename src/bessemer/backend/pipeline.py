@@ -240,12 +240,14 @@ def _translate(module: ir.Module, name: str) -> str:
     import mlir.ir as ir
     from mlir.dialects import llvm
 
+    diagnostics: list[str] = []
+
+    def collect(diagnostic: ir.Diagnostic) -> bool:
+        diagnostics.append(f"{diagnostic.location}: {diagnostic.message}")
+        return True
+
     try:
-        diagnostics: list[str] = []
-        handler = module.context.attach_diagnostic_handler(
-            lambda d: diagnostics.append(f"{d.location}: {d.message}") or True
-        )
-        with handler:
+        with module.context.attach_diagnostic_handler(collect):
             return str(llvm.translate_module_to_llvmir(module.operation))
     except (ir.MLIRError, RuntimeError, ValueError) as error:
         path = save_ir(str(module), name, "mlir")
