@@ -1,0 +1,213 @@
+"""Writing an artifact: libraries, weights, tokenizer and manifest into one folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, Protocol
+
+import numpy as np
+
+from bessemer.artifact.files import file_hash
+from bessemer.artifact.folder import check_destination, whole_folder
+from bessemer.artifact.layout import ScratchLayout, StateLayout, StoredWeight
+from bessemer.artifact.manifest import (
+    ARCHIVE_FILE,
+    ENTRY_POINTS,
+    HEADER_FILE,
+    LIBRARY_FILE,
+    MANIFEST_FILE,
+    WEIGHTS_FILE,
+    FileRecord,
+    Manifest,
+    RopeSwitch,
+    table_digest,
+    weight_table,
+)
+from bessemer.artifact.packing import ELEMENTS, pack
+from bessemer.artifact.weight_file import Blocks, data_end, write_weights
+from bessemer.errors import ArtifactError
+from bessemer.graph import Value, evaluate_value
+
+C_INTERFACE = "_mlir_ciface_"
+
+# Room beyond the weights that a disk must have: libraries, tokenizer, emitted IR.
+OTHER_BYTES = 64 << 20
+
+Read = Callable[[str], np.ndarray]
+FileContent = Path | str | bytes
+
+
+class GeneratedModel(Protocol):
+    """What the writer needs of the result of code generation."""
+
+    @property
+    def weights(self) -> Sequence[StoredWeight]: ...
+    @property
+    def expressions(self) -> Mapping[str, Value]: ...
+    @property
+    def state(self) -> StateLayout: ...
+    @property
+    def scratch(self) -> ScratchLayout: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def hidden_size(self) -> int: ...
+
+
+def write_artifact(
+    destination: Path,
+    *,
+    generated: GeneratedModel,
+    library: Path,
+    archive: Path,
+    header: FileContent,
+    read: Read,
+    read_stored: Callable[[str], tuple[str, np.ndarray] | None] | None = None,
+    name: str,
+    config: Mapping[str, Any],
+    generation_config: Mapping[str, Any],
+    options: Mapping[str, Any],
+    target: Mapping[str, Any],
+    required_features: Sequence[str],
+    source: Mapping[str, Any] | None = None,
+    versions: Mapping[str, str] | None = None,
+    rope: RopeSwitch | None = None,
+    entry_points: Mapping[str, str] | None = None,
+    key: str = "",
+    compile_seconds: float | Callable[[], float] = 0.0,
+    write_tokenizer: Callable[[Path], None] | None = None,
+    extra_files: Mapping[str, FileContent] | None = None,
+    replace: bool = True,
+    progress: Callable[[int, int], None] | None = None,
+) -> Path:
+    """Write the artifact of a compiled model; it is there in full afterwards, or nothing is.
+
+    library, archive, header: model.so, libmodel.a and model.h.  read: a checkpoint tensor by name,
+    float32.  read_stored: its storage dtype ("f16", ...) and its bit patterns, or None where there
+    are none; saves the way over float32 when the artifact stores the same dtype.
+    entry_points: "forward_prefill" and "forward_decode" to symbol, if they were renamed.
+    write_tokenizer: puts the tokenizer's files into a folder.  extra_files: relative path (such as
+    "ir/forward_prefill.mlir") to content.  replace: whether a finished artifact that is there by
+    the end is replaced.  progress: called with the weight bytes written and their sum.
+    For the rest see `Manifest`.
+
+    Returns `destination`. Raises ArtifactError where it can't be written, CompileError when a
+    number doesn't fit the weights' dtype.
+    """
+    _check_space(destination, data_end(generated.weights) + OTHER_BYTES)
+    blocks_of = _weight_blocks(generated.expressions, read, read_stored)
+    with whole_folder(destination, replace=replace) as folder:
+        shutil.copyfile(library, folder / LIBRARY_FILE)
+        (folder / LIBRARY_FILE).chmod(0o755)
+        shutil.copyfile(archive, folder / ARCHIVE_FILE)
+        _write_file(folder / HEADER_FILE, header)
+        for path, content in (extra_files or {}).items():
+            _write_file(_inside(folder, path), content)
+        if write_tokenizer is not None:
+            write_tokenizer(folder)
+        if config and not (folder / "config.json").exists():
+            _write_file(folder / "config.json", _json(config))
+        with (folder / WEIGHTS_FILE).open("wb") as stream:
+            hashes = write_weights(stream, generated.weights, blocks_of, progress)
+        files = {p: _record(folder / p) for p in _tree(folder) if p != WEIGHTS_FILE}
+        digest = table_digest(weight_table(generated.weights, hashes))
+        files[WEIGHTS_FILE] = FileRecord((folder / WEIGHTS_FILE).stat().st_size, digest)
+        manifest = Manifest(
+            name=name,
+            config=config,
+            generation_config=generation_config,
+            vocab_size=generated.vocab_size,
+            hidden_size=generated.hidden_size,
+            options=options,
+            target=target,
+            required_features=tuple(required_features),
+            entry_points=entry_points or {e: C_INTERFACE + e for e in ENTRY_POINTS},
+            weights=tuple(generated.weights),
+            weight_hashes=hashes,
+            state=generated.state,
+            scratch=generated.scratch,
+            files=files,
+            source=source or {},
+            versions=versions or {},
+            rope=rope,
+            key=key,
+            compile_seconds=compile_seconds() if callable(compile_seconds) else compile_seconds,
+        )
+        # A manifest that its own reader would refuse must not be published.
+        Manifest.from_json(manifest.to_json(), where="the manifest of this compilation")
+        _write_file(folder / MANIFEST_FILE, manifest.to_json())
+    return destination
+
+
+def _json(value: Mapping[str, Any]) -> str:
+    return json.dumps(dict(value), indent=2, ensure_ascii=False) + "\n"
+
+
+def _weight_blocks(
+    expressions: Mapping[str, Value],
+    read: Read,
+    read_stored: Callable[[str], tuple[str, np.ndarray] | None] | None,
+) -> Callable[[StoredWeight], Blocks]:
+    """How a weight becomes bytes. One is held in memory at a time."""
+
+    def blocks_of(weight: StoredWeight) -> Blocks:
+        expression = expressions.get(weight.name)
+        param = weight.name
+        if expression is not None:
+            if expression.op != "param":
+                return pack(evaluate_value(expression, read), weight)
+            param = str(expression.node.attrs["name"])
+        same = read_stored(param) if read_stored is not None else None
+        if same is not None and same[0] == weight.dtype and same[1].dtype == ELEMENTS[same[0]]:
+            return pack(same[1], weight, stored=True)
+        del same
+        return pack(read(param), weight)
+
+    return blocks_of
+
+
+def _check_space(destination: Path, needed: int) -> None:
+    """Raise ArtifactError before any work when the disk can't hold the artifact."""
+    check_destination(destination)
+    parent = destination.absolute()
+    while not parent.exists() and parent != parent.parent:
+        parent = parent.parent
+    try:
+        free = shutil.disk_usage(parent).free
+    except OSError:
+        return
+    if free < needed:
+        raise ArtifactError(
+            f"{destination} needs {needed / 1e9:.2f} GB and {parent} has {free / 1e9:.2f} GB free; "
+            "make room, or choose another output folder (-o)"
+        )
+
+
+def _inside(folder: Path, path: str) -> Path:
+    parts = PurePosixPath(path)
+    if parts.is_absolute() or ".." in parts.parts:
+        raise ValueError(f"{path!r} is no path inside an artifact")
+    return folder / parts
+
+
+def _write_file(path: Path, content: FileContent) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(content, Path):
+        shutil.copyfile(content, path)
+    elif isinstance(content, str):
+        path.write_bytes(content.encode())
+    else:
+        path.write_bytes(content)
+
+
+def _tree(folder: Path) -> list[str]:
+    """The files below `folder`, by relative path; those of the writing itself left out."""
+    found = (p for p in sorted(folder.rglob("*")) if p.is_file() and not p.name.startswith(".lock"))
+    return [p.relative_to(folder).as_posix() for p in found]
+
+
+def _record(path: Path) -> FileRecord:
+    return FileRecord(path.stat().st_size, file_hash(path))
