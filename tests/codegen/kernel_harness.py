@@ -1,4 +1,4 @@
-"""Compiles a group's scheduled kernel and calls it from NumPy, split into ranges like threads do."""
+"""Compiles a group's scheduled kernel and calls it from NumPy, split into ranges like threads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 import tempfile
 import threading
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +47,7 @@ def descriptor(array: np.ndarray) -> ctypes.Structure:
     rank = array.ndim
 
     class Memref(ctypes.Structure):
-        _fields_ = [  # noqa: RUF012
+        _fields_ = [
             ("allocated", ctypes.c_void_p),
             ("aligned", ctypes.c_void_p),
             ("offset", ctypes.c_int64),
@@ -61,7 +61,7 @@ def descriptor(array: np.ndarray) -> ctypes.Structure:
     return Memref(at, at, 0, sizes, (ctypes.c_int64 * rank)(*strides))
 
 
-@lru_cache(maxsize=None)
+@cache
 def _library(spec: GroupSpec, target: CodegenTarget, machine: Target) -> ctypes.CDLL:
     fn = Fn("group", signature(spec), attributes="llvm.emit_c_interface")
     KERNELS[spec.kind].emit(fn, spec, target)
