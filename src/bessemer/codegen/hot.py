@@ -1,0 +1,174 @@
+"""How each hot op becomes calls of scheduled kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bessemer.codegen.kernels import attention_decode
+from bessemer.codegen.program import EXPANDERS, Planner, expands
+from bessemer.codegen.views import View
+from bessemer.graph.core import Node, Value
+from bessemer.graph.dims import Dim
+
+# Ops whose weights are stored in panels, with the index of the weight operand.
+PANEL_OPERAND = {"linear": 1, "glu_linear": 1, "embedding": 0, "expert_linear": 2}
+
+
+def is_hot(node: Node) -> bool:
+    """Whether a scheduled kernel takes the node. Others get the generic lowering."""
+    if node.op not in EXPANDERS:
+        return False
+    if node.op in PANEL_OPERAND and node.inputs[PANEL_OPERAND[node.op]].op != "param":
+        return False
+    rows = node.types[0].shape[0]
+    if any(isinstance(s, Dim) for v in node.inputs for s in v.shape[1:]):
+        return False
+    if node.op in ("linear", "glu_linear"):
+        return node.inputs[0].type.rank == 2
+    if node.op in ("rms_norm", "layer_norm"):
+        return node.inputs[0].type.rank in (2, 3) and (isinstance(rows, Dim) or rows == 1)
+    if node.op == "select_rows":
+        return node.inputs[0].type.rank == 2 and node.attrs["axis"] == -2
+    if node.op == "embedding":
+        return node.inputs[1].type.rank == 1
+    return True
+
+
+def _label(node: Node) -> str:
+    return node.loc.split(" ")[0] or node.op
+
+
+def _attrs(node: Node, *names: str) -> dict[str, Any]:
+    return {name: node.attrs[name] for name in names}
+
+
+def _inputs(planner: Planner, values: tuple[Value, ...], panel: int | None = None) -> list:
+    return [
+        (planner.read(v), "weight" if i == panel or v.op == "param" else "in")
+        for i, v in enumerate(values)
+    ]
+
+
+@expands("linear", "glu_linear")
+def _linear(planner: Planner, node: Node) -> None:
+    gated = node.op == "glu_linear"
+    names = ("activation", "alpha", "limit") if gated else ("activation", "scale")
+    attrs = {
+        **_attrs(node, *names),
+        "has_bias": node.attrs["has_bias"],
+        "has_residual": node.attrs.get("has_residual", False),
+    }
+    accesses = [*_inputs(planner, node.inputs, 1), (planner.write(node.out), "out")]
+    planner.call(node.op, accesses, label=_label(node), attrs=attrs)
+
+
+@expands("rms_norm", "layer_norm")
+def _norm(planner: Planner, node: Node) -> None:
+    accesses = [*_inputs(planner, node.inputs), (planner.write(node.out), "out")]
+    planner.call(node.op, accesses, label=_label(node), attrs=_attrs(node, "eps"))
+
+
+@expands("embedding")
+def _embedding(planner: Planner, node: Node) -> None:
+    accesses = [*_inputs(planner, node.inputs, 0), (planner.write(node.out), "out")]
+    planner.call("embedding", accesses, label=_label(node))
+
+
+@expands("rope")
+def _rope(planner: Planner, node: Node) -> None:
+    accesses = [*_inputs(planner, node.inputs), (planner.write(node.out), "out")]
+    planner.call("rope", accesses, label=_label(node), attrs=_attrs(node, "style"))
+
+
+@expands("select_rows")
+def _select_rows(planner: Planner, node: Node) -> None:
+    accesses = [*_inputs(planner, node.inputs), (planner.write(node.out), "out")]
+    planner.call("select_rows", accesses, label=_label(node))
+
+
+def _attention_parts(planner: Planner, node: Node) -> tuple[dict[str, Any], dict[str, int], View]:
+    q, k, v = (x.shape for x in node.inputs[:3])
+    attrs = {
+        "kv_heads": k[-2],
+        "key_width": k[-1],
+        "value_width": v[-1],
+        **_attrs(node, "scale", "softcap", "has_sinks"),
+    }
+    layer, window = node.attrs["layer"], node.attrs["window"]
+    assert isinstance(layer, int)
+    assert isinstance(window, int)
+    literals = {"entry": planner.entry(layer), "window": window}
+    return attrs, literals, planner.input("slots", q[0])
+
+
+def _kv_update(planner: Planner, node: Node, entry: int, slots: View) -> str:
+    """Appends the rows' keys and values to the layer's cache; gives the resource's name."""
+    resource = f"kv[{entry}]"
+    _, k, v, positions = (planner.read(x) for x in node.inputs[:4])
+    planner.call(
+        "kv_update",
+        [(k, "in"), (v, "in"), (positions, "in"), (slots, "in"), (planner.state_memory(), "state")],
+        label=_label(node),
+        literals={"entry": entry},
+        resources=((resource, True),),
+        rows=node.types[0].shape[0],
+    )
+    return resource
+
+
+@expands("flash_attention")
+def _flash_attention(planner: Planner, node: Node) -> None:
+    attrs, literals, slots = _attention_parts(planner, node)
+    resource = _kv_update(planner, node, literals["entry"], slots)
+    q, positions = planner.read(node.inputs[0]), planner.read(node.inputs[3])
+    accesses = [(q, "in"), (positions, "in"), (slots, "in"), (planner.state_memory(), "state")]
+    accesses += [(planner.read(x), "weight") for x in node.inputs[4:]]
+    accesses.append((planner.write(node.out), "out"))
+    planner.call(
+        "flash_attention",
+        accesses,
+        label=_label(node),
+        attrs=attrs,
+        literals=literals,
+        resources=((resource, False),),
+    )
+
+
+@expands("gqa_decode_attention")
+def _decode_attention(planner: Planner, node: Node) -> None:
+    attrs, literals, slots = _attention_parts(planner, node)
+    resource = _kv_update(planner, node, literals["entry"], slots)
+    q, positions = planner.read(node.inputs[0]), planner.read(node.inputs[3])
+    heads = node.inputs[0].shape[-2]
+    shape = attention_decode.partial_shape(heads, attrs["kv_heads"], attrs["value_width"])
+    partials = planner.temporary("partials", shape)
+    split_attrs = {**attrs, "heads": heads}
+    planner.call(
+        "decode_attention",
+        [
+            (q, "in"),
+            (positions, "in"),
+            (slots, "in"),
+            (planner.state_memory(), "state"),
+            (partials, "out"),
+        ],
+        label=_label(node),
+        attrs=split_attrs,
+        literals=literals,
+        resources=((resource, False),),
+        rows=1,
+    )
+    sinks = [(planner.read(x), "weight") for x in node.inputs[4:]]
+    planner.call(
+        "decode_combine",
+        [(partials, "in"), *sinks, (planner.write(node.out), "out")],
+        label=_label(node),
+        attrs=split_attrs,
+    )
+
+
+@expands("expert_linear")
+def _expert_linear(planner: Planner, node: Node) -> None:
+    attrs = _attrs(node, "activation", "alpha", "limit", "gated", "has_bias")
+    accesses = [*_inputs(planner, node.inputs, 2), (planner.write(node.out), "out")]
+    planner.call("expert_linear", accesses, label=_label(node), attrs=attrs)
