@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tokenizers
 from hypothesis import given
@@ -253,6 +254,10 @@ METASPACE = tiny.metaspace()
 )
 def test_a_decoder_that_is_not_understood_is_not_guessed(decoder: dict | None) -> None:
     assert rules_for(decoder) is None
+
+
+def test_ids_may_be_numpy_s(gpt2: Tokenizer) -> None:
+    assert gpt2.decode(np.array([72, 105, 255], np.int64)) == "Hi\ufffd"
 
 
 def test_real_text_round_trips(smollm2: Tokenizer) -> None:

@@ -142,8 +142,9 @@ def penalise(scores: Float64, history: Iterable[int], penalty: float) -> None:
 
     Ids outside the row (image placeholders, padding) are passed over.
     """
-    seen = np.unique(np.fromiter(history, np.int64))
+    seen = np.fromiter(history, np.int64)
     seen = seen[(seen >= 0) & (seen < scores.size)]
+    # All scores are read before any is written, so that an id counts once however often it occurs.
     values = scores[seen]
     scores[seen] = np.where(values > 0, values / penalty, values * penalty)
 
