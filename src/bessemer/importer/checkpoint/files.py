@@ -8,6 +8,7 @@ import json
 import mmap
 import os
 import stat
+import time
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,6 +24,10 @@ MAX_JSON_BYTES = 256 << 20
 """No JSON file of a checkpoint is as large: the largest tokenizer.json are near 40 MB."""
 
 LFS_POINTER_PREFIX = b"version https://git-lfs"
+
+SETTLED_NS = 2_000_000_000
+"""Age from which a modification time identifies a content: clocks of file systems tick coarsely
+(up to 2 s), and a file may change twice within a tick."""
 
 _hashes: dict[tuple[str, int, int, int], str] = {}
 
@@ -131,16 +136,19 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 def content_hash(path: Path) -> str:
     """SHA-256 of a whole file, hexadecimal.
 
-    Remembered within this process as long as size, modification time and inode stay the same.
+    Remembered within this process as long as size, modification time and inode stay the same,
+    unless the file was modified just now.
     """
     with _open_regular(path) as stream:
         status = os.fstat(stream.fileno())
         key = (str(path.resolve()), status.st_size, status.st_mtime_ns, status.st_ino)
-        if key not in _hashes:
-            digest = hashlib.sha256()
-            buffer = bytearray(HASH_BUFFER_BYTES)
-            window = memoryview(buffer)
-            while count := stream.readinto(buffer):  # type: ignore[attr-defined]
-                digest.update(window[:count])
+        if key in _hashes:
+            return _hashes[key]
+        digest = hashlib.sha256()
+        buffer = bytearray(HASH_BUFFER_BYTES)
+        window = memoryview(buffer)
+        while count := stream.readinto(buffer):  # type: ignore[attr-defined]
+            digest.update(window[:count])
+        if time.time_ns() - status.st_mtime_ns > SETTLED_NS:
             _hashes[key] = digest.hexdigest()
-        return _hashes[key]
+        return digest.hexdigest()
