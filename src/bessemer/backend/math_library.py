@@ -1,4 +1,4 @@
-"""exp, exp2, log, tanh and erf in f32, written out as arithmetic on scalars and vectors.
+"""exp, exp2, expm1, log, log1p, tanh and erf in f32, as arithmetic on scalars and vectors.
 
 Every `math.exp` (and so on) on f32 becomes a call of a private function that LLVM inlines, so a
 vector of any width stays in registers and a scalar loop still vectorises. All are right at zeros,
@@ -75,6 +75,10 @@ _ROUND = 12582912.0
 _ROUND_BITS = 0x4B400000
 # exp is 0 below and inf above; inside, the exponent of the result fits two scaling steps.
 _EXP_RANGE = (-104.0, 89.0)
+# Below -30 expm1 rounds to -1; above 80 to exp.
+_EXPM1_RANGE = (-30.0, 89.0)
+_EXPM1_IS_EXP = 80.0
+_TINY = 2.0**-25
 _EXP2_RANGE = (-150.0, 129.0)
 _EXPONENT_BIAS = 127
 _MANTISSA_BITS = 23
@@ -184,11 +188,14 @@ def _round(b: FunctionBody, x: str) -> tuple[str, str]:
     return b.op("arith.subf", shifted, magic), number
 
 
+def _expm1_reduced(b: FunctionBody, r: str) -> str:
+    """exp(r) - 1, |r| <= ln(2)/2."""
+    return b.add(b.mul(b.polynomial(r, _EXP), b.mul(r, r)), r)
+
+
 def _exp_reduced(b: FunctionBody, r: str, n: str) -> str:
     """exp(r) * 2^n, |r| <= ln(2)/2. Two scaling steps reach subnormals and infinity."""
-    square = b.mul(r, r)
-    tail = b.add(b.mul(b.polynomial(r, _EXP), square), r)
-    value = b.add(tail, b.constant(1.0))
+    value = b.add(_expm1_reduced(b, r), b.constant(1.0))
     half = b.op("arith.shrsi", n, b.constant(1, "i32"), element="i32")
     rest = b.op("arith.subi", n, half, element="i32")
     return b.op(
@@ -198,12 +205,43 @@ def _exp_reduced(b: FunctionBody, r: str, n: str) -> str:
     )
 
 
-def _exp(b: FunctionBody, x: str) -> str:
-    x = _clamp(b, x, _EXP_RANGE)
+def _reduce(b: FunctionBody, x: str) -> tuple[str, str]:
+    """(r, n) with x = r + n ln(2), |r| <= ln(2)/2, n an i32."""
     whole, n = _round(b, b.mul(x, b.constant(1 / math.log(2))))
     r = b.sub(x, b.mul(whole, b.constant(_LN2_HIGH)))
-    r = b.sub(r, b.mul(whole, b.constant(_LN2_LOW)))
-    return _exp_reduced(b, r, n)
+    return b.sub(r, b.mul(whole, b.constant(_LN2_LOW))), n
+
+
+def _exp(b: FunctionBody, x: str) -> str:
+    return _exp_reduced(b, *_reduce(b, _clamp(b, x, _EXP_RANGE)))
+
+
+def _expm1(b: FunctionBody, x: str) -> str:
+    """2^n expm1(r) + (2^n - 1), which does not cancel; exp(x) where 2^n could overflow."""
+    r, n = _reduce(b, _clamp(b, x, _EXPM1_RANGE))
+    scale = _power_of_two(b, n)
+    value = b.add(b.mul(scale, _expm1_reduced(b, r)), b.op("arith.subf", scale, b.constant(1.0)))
+    large = b.compare("ogt", x, b.constant(_EXPM1_IS_EXP))
+    value = b.select(large, _exp_reduced(b, r, n), value)
+    return _keep_tiny(b, x, value)
+
+
+def _keep_tiny(b: FunctionBody, x: str, value: str) -> str:
+    """x itself where f(x) = x + O(x^2) rounds to x; keeps the sign of zero."""
+    return b.select(b.compare("olt", b.absolute(x), b.constant(_TINY)), x, value)
+
+
+def _log1p(b: FunctionBody, x: str) -> str:
+    """log(u) + (x - (u - 1))/u with u = 1 + x rounded: the second term is what u lost of x."""
+    one = b.constant(1.0)
+    u = b.op("arith.addf", x, one)
+    lost = b.op("arith.subf", x, b.op("arith.subf", u, one))
+    logarithm = _log(b, u)
+    value = b.op("arith.addf", logarithm, b.op("arith.divf", lost, u))
+    # At -1 and infinity the second term is 0/0 and inf - inf.
+    value = b.select(b.compare("oeq", x, b.constant(math.inf)), logarithm, value)
+    value = b.select(b.compare("oeq", x, b.constant(-1.0)), logarithm, value)
+    return _keep_tiny(b, x, value)
 
 
 def _exp2(b: FunctionBody, x: str) -> str:
@@ -248,7 +286,7 @@ def _tanh(b: FunctionBody, x: str) -> str:
     grown = b.op("arith.addf", _exp(b, b.op("arith.addf", size, size)), one)
     far = b.op("arith.subf", one, b.op("arith.divf", b.constant(2.0), grown))
     limit = b.constant(0.625)  # x^2 stays below 0.4, and 1 - 2/(e^2x + 1) does not cancel
-    return b.select(b.compare("olt", size, limit), near, b.with_sign(far, x))
+    return b.with_sign(b.select(b.compare("olt", size, limit), near, far), x)
 
 
 def _erf(b: FunctionBody, x: str) -> str:
@@ -259,13 +297,15 @@ def _erf(b: FunctionBody, x: str) -> str:
     tail = b.select(b.compare("ogt", size, limit), limit, size)
     complement = _exp(b, b.emit(f"arith.negf {b.polynomial(tail, _ERF_TAIL)} : {b.type('f32')}"))
     far = b.op("arith.subf", b.constant(1.0), complement)
-    return b.select(b.compare("olt", size, b.constant(1.0)), near, b.with_sign(far, x))
+    return b.with_sign(b.select(b.compare("olt", size, b.constant(1.0)), near, far), x)
 
 
 _FUNCTIONS: dict[str, Callable[[FunctionBody, str], str]] = {
     "math.exp": _exp,
     "math.exp2": _exp2,
+    "math.expm1": _expm1,
     "math.log": _log,
+    "math.log1p": _log1p,
     "math.tanh": _tanh,
     "math.erf": _erf,
 }

@@ -96,6 +96,9 @@ KERNEL: tuple[str, ...] = (
     "cse",
 )
 
+# Operations that an error message shows in full.
+_LISTED_OPERATIONS = 8
+
 _ALLOCATIONS = ("memref.alloc", "memref.realloc", "memref.dealloc")
 _LOOPS_WITH_BODY = ("scf.for", "scf.while", "scf.parallel", "scf.forall", "affine.for")
 
@@ -126,6 +129,7 @@ def lower(
         context.enable_multithreading(False)
         module = _parse(mlir_text, name)
         record("payload", module)
+        _read_inits_as_inputs(module)
         run_passes(module, BUFFERIZE, name)
         record("bufferized", module)
         if on_bufferized is not None:
@@ -218,8 +222,7 @@ def _parse(text: str, name: str) -> ir.Module:
         return ir.Module.parse(text)
     except ir.MLIRError as error:
         raise CompileError(
-            f"The MLIR of module '{name}' does not parse:\n{error}\n"
-            + reproducer(text, name, ("canonicalize",))
+            f"The MLIR of module '{name}' does not parse:\n{error}\n" + reproducer(text, name, ())
         ) from error
 
 
@@ -231,32 +234,25 @@ def _verify(module: ir.Module, name: str, when: str) -> None:
     except ir.MLIRError as error:
         text = module.operation.get_asm(assume_verified=True)
         raise CompileError(
-            f"Module '{name}' is invalid {when}:\n{error}\n"
-            + reproducer(text, name, ("canonicalize",))
+            f"Module '{name}' is invalid {when}:\n{error}\n" + reproducer(text, name, ())
         ) from error
 
 
 def _translate(module: ir.Module, name: str) -> str:
-    import mlir.ir as ir
+    """LLVM IR text. MLIR's translation crashes on foreign operations, so they are sought first."""
     from mlir.dialects import llvm
 
-    diagnostics: list[str] = []
-
-    def collect(diagnostic: ir.Diagnostic) -> bool:
-        diagnostics.append(f"{diagnostic.location}: {diagnostic.message}")
-        return True
-
-    try:
-        with module.context.attach_diagnostic_handler(collect):
-            return str(llvm.translate_module_to_llvmir(module.operation))
-    except (ir.MLIRError, RuntimeError, ValueError) as error:
+    foreign = [op for op in operations(module) if not op.name.startswith(("llvm.", "builtin.mod"))]
+    if foreign:
         path = save_ir(str(module), name, "mlir")
         command = shlex.join(["mlir-translate", "--mlir-to-llvmir", str(path)])
+        listed = "\n".join(f"  {op}" for op in foreign[:_LISTED_OPERATIONS])
         raise CompileError(
-            f"Module '{name}' has operations that have no LLVM form:\n"
-            + "\n".join(diagnostics or [str(error)])
-            + f"\nThe IR is in {path}\nReproduce with:\n  {command}"
-        ) from error
+            f"Module '{name}': {len(foreign)} operation(s) have no LLVM form "
+            f"({', '.join(sorted({op.name for op in foreign}))}):\n{listed}\n"
+            f"The IR is in {path}\nReproduce with:\n  {command}"
+        )
+    return str(llvm.translate_module_to_llvmir(module.operation))
 
 
 def operations(module: ir.Module) -> list[ir.Operation]:
@@ -308,6 +304,46 @@ def _function_of(op: ir.Operation) -> str:
         if parent.name == "func.func":
             return str(parent.attributes["sym_name"]).strip('"')
     return "?"
+
+
+def _read_inits_as_inputs(module: ir.Module) -> None:
+    """An elementwise `linalg.generic` that reads its `outs` gets the same tensors as `ins` too.
+
+    MLIR's fusion of such an op into one with more loops (x * rsqrt(sum) over a row) is wrong: it
+    keeps the read and the write of `outs` and repeats both in every iteration of the new loops.
+    Read through `ins`, the update is still in place where nothing is fused.
+    """
+    import mlir.ir as ir
+
+    for op in operations(module):
+        if op.name != "linalg.generic" or "parallel" not in str(op.attributes["iterator_types"]):
+            continue
+        inputs, outputs = ir.DenseI32ArrayAttr(op.attributes["operandSegmentSizes"])
+        body = op.regions[0].blocks[0]
+        reads = any(list(argument.uses) for argument in list(body.arguments)[inputs:])
+        if not reads or "reduction" in str(op.attributes["iterator_types"]) or not op.results:
+            continue
+        attributes = {name: op.attributes[name] for name in op.attributes.keys()}  # noqa: SIM118
+        maps = list(ir.ArrayAttr(attributes["indexing_maps"]))
+        attributes["indexing_maps"] = ir.ArrayAttr.get(maps + maps[inputs:])
+        attributes["operandSegmentSizes"] = ir.DenseI32ArrayAttr.get([inputs + outputs, outputs])
+        operands = list(op.operands)
+        replacement = ir.Operation.create(
+            op.name,
+            [result.type for result in op.results],
+            operands + operands[inputs:],
+            attributes,
+            regions=1,
+            ip=ir.InsertionPoint(op),
+            loc=op.location,
+        )
+        # The block's arguments for `outs` now stand for the new inputs; new ones follow them.
+        for argument in list(body.arguments)[inputs:]:
+            body.add_argument(argument.type, op.location)
+        body.append_to(replacement.regions[0])
+        for old, new in zip(op.results, replacement.results, strict=True):
+            old.replace_all_uses_with(new)
+        op.erase()
 
 
 def _copies_to_linalg(module: ir.Module) -> None:
