@@ -158,6 +158,11 @@ class StateLayout:
             words += [k, v, rows, 0]
         return np.array([*words, *named], dtype=np.int64)
 
+    def named_offsets(self) -> dict[str, int]:
+        """Byte offset of each named state of slot 0 from the start of the state memory."""
+        offsets = self._regions()[1]
+        return {s.name: self.header_bytes + o for s, o in zip(self.named, offsets, strict=True)}
+
     def kv_bytes_per_token(self) -> int:
         size = STORAGE_BYTES[self.kv_dtype]
         return sum(x.kv_heads * (x.key_width + x.value_width) * size for x in self.layers)

@@ -37,7 +37,6 @@ WORDS = ("ctx", *(name for name, _ in ARGUMENTS), "T", "R")
 # Byte offsets in `bsm_context` (native/bessemer.h).
 CTX_SEQUENCE_LENGTH = 16
 CTX_HIDDEN = 24
-CTX_STATUS = 36
 
 _DESCRIPTOR = "!llvm.struct<(ptr, ptr, i64, array<1 x i64>, array<1 x i64>)>"
 _RUNTIME = (
@@ -98,11 +97,10 @@ def _byte_offset(access: Access, plan: ArenaPlan, state_offsets: dict[str, int])
 class _Worker:
     """Emission of one worker function."""
 
-    def __init__(self, name: str, program: Program, scratch: ScratchLayout, prefix: str) -> None:
+    def __init__(self, name: str, program: Program, scratch: ScratchLayout) -> None:
         self.fn = Fn(name, [("%args", "!llvm.ptr"), ("%tid", "i64"), ("%threads", "i64")])
         self.program = program
         self.scratch = scratch
-        self.prefix = prefix
         self.globals: list[str] = []
         fn = self.fn
         self.words = {w: self._word(i) for i, w in enumerate(WORDS)}
@@ -185,9 +183,7 @@ class _Worker:
     def emit_call(self, planned: PlannedCall, numbers: Sequence[str]) -> None:
         fn, call = self.fn, planned.call
         if planned.barrier:
-            fn.line(
-                f"func.call @{self.prefix}bsm_barrier({self.ctx}, %tid) : (!llvm.ptr, i64) -> ()"
-            )
+            fn.line(f"func.call @bsm_barrier({self.ctx}, %tid) : (!llvm.ptr, i64) -> ()")
         if split_of(call) == "single":
             with fn.when(self.is_first):
                 self._emit_group_call(planned, numbers)
@@ -204,10 +200,15 @@ class _Worker:
         types = ", ".join(t for _, t in signature(call.spec))
         fn.line(f"func.call @{planned.function}({args}) : ({types}) -> ()")
 
+    def meet(self) -> None:
+        """All threads wait for each other."""
+        call = f"func.call @bsm_barrier({self.ctx}, %tid)"
+        self.fn.line(f"{call} : (!llvm.ptr, i64) -> ()")
+
     def poll(self) -> str:
         """Meets the other threads and says (i1) whether to go on."""
         fn = self.fn
-        name = f"{self.prefix}bsm_poll_cancel"
+        name = "bsm_poll_cancel"
         stop = fn.op(f"func.call @{name}({self.ctx}, %tid) : (!llvm.ptr, i64) -> i32")
         zero = fn.constant("arith.constant 0 : i32")
         return fn.cmp("eq", stop, zero, "i32")
@@ -255,15 +256,6 @@ class _Worker:
             ):
                 fn.store(fn.load(source, [i.iv, j.iv], type_), target, [i.iv, j.iv], type_)
 
-    def emit_status(self, go: str | None) -> None:
-        """ctx->status: 0 when the call ran to its end, 1 when it was cancelled (thread 0)."""
-        fn = self.fn
-        zero, one = (fn.constant(f"arith.constant {n} : i32") for n in (0, 1))
-        status = fn.select(go, zero, one, "i32") if go else zero
-        at = fn.op(f"llvm.getelementptr {self.ctx}[{CTX_STATUS}] : (!llvm.ptr) -> !llvm.ptr, i8")
-        with fn.when(self.is_first):
-            fn.line(f"llvm.store {status}, {at} : i32, !llvm.ptr")
-
 
 class _Table:
     """The numbers of a loop's calls: those that change from turn to turn come from a table."""
@@ -286,11 +278,9 @@ class _Table:
             return
         name = f"{worker.fn.name}_table{len(worker.globals)}"
         self._type = memref_type((segment.count, len(columns)), "i64")
-        turns_text = ", ".join(
-            f"[{', '.join(map(str, turn))}]" for turn in zip(*columns, strict=True)
-        )
+        rows = ", ".join(f"[{', '.join(map(str, turn))}]" for turn in zip(*columns, strict=True))
         worker.globals.append(
-            f'  memref.global "private" constant @{name} : {self._type} = dense<[{turns_text}]>\n'
+            f'  memref.global "private" constant @{name} : {self._type} = dense<[{rows}]>\n'
         )
         self._table = self._fn.constant(f"memref.get_global @{name} : {self._type}")
 
@@ -307,7 +297,7 @@ class _Table:
         return result
 
 
-def _emit_outer(name: str, worker: str, prefix: str) -> str:
+def _emit_outer(name: str, worker: str) -> str:
     """The entry point: packs the argument words and forks the workers."""
     args = [("%ctx", "!llvm.ptr"), *((f"%{n}", t) for n, t in ARGUMENTS)]
     fn = Fn(name, args, attributes="llvm.emit_c_interface")
@@ -325,7 +315,7 @@ def _emit_outer(name: str, worker: str, prefix: str) -> str:
         fn.line(f"llvm.store {value}, {at} : i64, !llvm.ptr")
     task = fn.op(f"func.constant @{worker} : {_WORKER_TYPE}")
     task = fn.op(f"builtin.unrealized_conversion_cast {task} : {_WORKER_TYPE} to !llvm.ptr")
-    call = f"func.call @{prefix}bsm_fork(%ctx, {task}, {block})"
+    call = f"func.call @bsm_fork(%ctx, {task}, {block})"
     fn.line(f"{call} : (!llvm.ptr, !llvm.ptr, !llvm.ptr) -> ()")
     return fn.text()
 
@@ -335,11 +325,10 @@ def emit_main_graph(
     calls: Sequence[PlannedCall],
     plan: ArenaPlan,
     scratch: ScratchLayout,
-    prefix: str = "",
 ) -> str:
-    """MLIR of the module `program.name`: tables, declarations of the groups, worker, entry point."""
-    worker_name = f"{prefix}{program.name}_worker"
-    worker = _Worker(worker_name, program, scratch, prefix)
+    """MLIR of the module `program.name`: tables, group declarations, worker, entry point."""
+    worker_name = f"{program.name}_worker"
+    worker = _Worker(worker_name, program, scratch)
     fn = worker.fn
     go: str | None = None
     open_ifs = 0
@@ -351,12 +340,11 @@ def emit_main_graph(
             open_ifs += 1
     if program.hidden is not None:
         if any(split_of(c.call) != "single" for c in calls):
-            fn.line(f"func.call @{prefix}bsm_barrier({worker.ctx}, %tid) : (!llvm.ptr, i64) -> ()")
+            worker.meet()
         view = program.hidden
         width = view.shape[-1]
         assert isinstance(width, int)
         worker.emit_hidden(plan.offsets[view.buffer] + view.offset * 4, width, view.shape[0])
-    worker.emit_status(None)
     for _ in range(open_ifs):
         fn.line("}")
     declared = {c.function: signature(c.call.spec) for c in calls}
@@ -364,7 +352,6 @@ def emit_main_graph(
         f"  func.func private @{name}({', '.join(t for _, t in args)})\n"
         for name, args in declared.items()
     )
-    runtime = _RUNTIME.replace("@bsm_", f"@{prefix}bsm_")
-    outer = _emit_outer(f"{prefix}{program.name}", worker_name, prefix)
-    parts = ["module {\n", *worker.globals, runtime, declarations, worker.fn.text(), outer, "}\n"]
+    outer = _emit_outer(program.name, worker_name)
+    parts = ["module {\n", *worker.globals, _RUNTIME, declarations, worker.fn.text(), outer, "}\n"]
     return "".join(parts)

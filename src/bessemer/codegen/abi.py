@@ -1,0 +1,79 @@
+"""`model.h`: the C declarations of a compiled model, generated from the same tables as its code."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+from bessemer.codegen.generate import Generated
+from bessemer.codegen.main_graph import ARGUMENTS
+
+_NATIVE_HEADER = Path(__file__).resolve().parent.parent / "native" / "bessemer.h"
+
+_MEMORY = """\
+/* MLIR's memref descriptors. offset is 0 and strides are dense, rows first. */
+#ifndef BSM_MEMREFS
+#define BSM_MEMREFS
+typedef struct { void *allocated, *aligned; int64_t offset, size[1], stride[1]; } bsm_memref1;
+typedef struct { void *allocated, *aligned; int64_t offset, size[2], stride[2]; } bsm_memref2;
+#endif
+"""
+
+_CALL = """\
+/* One step over T token rows. weights: weights.bin, mapped at a page boundary. ids, positions,
+ * slots: [T] int64; the rows of a slot are consecutive, slot 0 is the only one today. output_rows:
+ * [R] int64, indices of the rows whose logits are wanted. state: {prefix}STATE_BYTES, at a page
+ * boundary, its header filled from the manifest. scratch: {prefix}SCRATCH_SHARED_BYTES +
+ * threads * {prefix}SCRATCH_THREAD_BYTES, at 64 bytes. logits: [R, {prefix}VOCAB] float.
+ * prefill: 1 <= T <= {prefix}CHUNK and 0 <= R <= T. decode: T == 1 and R == 1.
+ * After it ctx->status is BSM_OK, or BSM_CANCELLED and the step has to be repeated. */
+"""
+
+
+def _declaration(symbol: str) -> str:
+    args = ["bsm_context *ctx"]
+    for name, type_ in ARGUMENTS:
+        rank = 2 if "?x?" in type_ else 1
+        args.append(f"bsm_memref{rank} *{name}")
+    return f"void {symbol}({', '.join(args)});\n"
+
+
+def emit_header(generated: Generated, name: str, prefix: str = "") -> str:
+    """The header: sizes, the context and pool of `native/bessemer.h`, and the entry points. With a
+    prefix every symbol and every size is named with it, so that two models fit one program.
+    """
+    guard = f"{prefix}MODEL_H".upper()
+    tag = (prefix or "BSM_").upper()
+    sizes = {
+        "VOCAB": generated.vocab_size,
+        "HIDDEN": generated.hidden_size,
+        "CONTEXT": generated.state.capacity,
+        "CHUNK": generated.state.chunk,
+        "STATE_BYTES": generated.state.nbytes,
+        "STATE_HEADER_WORDS": generated.state.header_words,
+        "SCRATCH_SHARED_BYTES": generated.scratch.shared_bytes,
+        "SCRATCH_THREAD_BYTES": generated.scratch.thread_bytes,
+        "WEIGHTS_BYTES": max((w.offset + w.nbytes for w in generated.weights), default=0),
+    }
+    defines = "".join(f"#define {tag}{key} {value}LL\n" for key, value in sizes.items())
+    native = _NATIVE_HEADER.read_text(encoding="utf-8")
+    if prefix:
+        for symbol in _pool_functions(native):
+            native = native.replace(f" {symbol}(", f" {prefix}{symbol}(")
+            native = native.replace(f"*{symbol}(", f"*{prefix}{symbol}(")
+    calls = "".join(
+        _declaration(f"{prefix}_mlir_ciface_{entry}")
+        for entry in ("forward_prefill", "forward_decode")
+    )
+    return (
+        f"/* {name}: compiled by Bessemer. */\n#ifndef {guard}\n#define {guard}\n\n{native}\n"
+        f'{_MEMORY}\n{defines}\n#ifdef __cplusplus\nextern "C" {{\n#endif\n'
+        f"{_CALL.replace('{prefix}', tag)}{calls}"
+        "#ifdef __cplusplus\n}\n#endif\n#endif\n"
+    )
+
+
+def _pool_functions(header: str) -> list[str]:
+    """Functions that native/bessemer.h declares."""
+    words = header.replace("*", " ").replace("(", " ( ").split()
+    return sorted({a for a, b in itertools.pairwise(words) if b == "(" and a.startswith("bsm_")})

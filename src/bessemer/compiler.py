@@ -1,0 +1,280 @@
+"""The whole pipeline: a checkpoint or a module in, an artifact out.
+
+source -> import_model -> lower -> generate -> compile_module -> link -> write_artifact
+(importer)              (passes)  (codegen)    (backend)                 (artifact)
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bessemer.errors import UsageError
+
+if TYPE_CHECKING:
+    from bessemer.backend.codegen import CompiledModule
+    from bessemer.backend.target import Target
+    from bessemer.codegen.generate import Generated
+    from bessemer.importer.api import Imported
+    from bessemer.passes.pipeline import Lowered
+
+WEIGHT_FORMATS = ("f32", "f16", "bf16")
+KV_FORMATS = ("f32", "f16")
+EMIT_FORMS = ("graph", "mlir", "llvm", "asm")
+# Tokens of a session unless asked otherwise (or the model's own maximum, where that is less).
+DEFAULT_CONTEXT = 4096
+# Rows of a prefill step. Weights are read and widened once per step, so more rows cost less each;
+# at 512 that share is below 1 %, while the arena of activations still is a few MiB.
+DEFAULT_CHUNK = 512
+
+STAGES = ("import", "passes", "codegen", "backend", "link", "weights")
+
+Progress = Callable[[str, int, int], None]  # stage, done, total
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """weights: storage of matrices (None: f16).  kv: storage of the KV cache.  context: tokens of a
+    session (None: the model's, at most 4096).  target, cpu: see `backend.target.Target.parse`.
+    emit: intermediate forms kept under ir/.  capture: "export" or "dynamo".  chunk: most rows of
+    a prefill step.  prefix: put before every global symbol.  schedule: "kernels" or "generic".
+    """
+
+    weights: str | None = None
+    kv: str = "f16"
+    context: int | None = None
+    target: str = "native"
+    cpu: str | None = None
+    emit: tuple[str, ...] = field(default=())
+    capture: str = "export"
+    chunk: int = DEFAULT_CHUNK
+    prefix: str = ""
+    schedule: str = "kernels"
+
+    def __post_init__(self) -> None:
+        _one_of("--weights", self.weights, (None, *WEIGHT_FORMATS))
+        _one_of("--kv", self.kv, KV_FORMATS)
+        _one_of("--capture", self.capture, ("export", "dynamo"))
+        _one_of("--schedule", self.schedule, ("kernels", "generic"))
+        for form in self.emit:
+            _one_of("--emit", form, EMIT_FORMS)
+        if self.context is not None and self.context < 1:
+            raise UsageError(f"--context {self.context}: at least 1 token")
+        if self.chunk < 1:
+            raise UsageError(f"--chunk {self.chunk}: at least 1 row")
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def _one_of(option: str, value: str | None, allowed: tuple[str | None, ...]) -> None:
+    if value not in allowed:
+        known = ", ".join(a for a in allowed if a)
+        raise UsageError(f"{option} {value}: choose one of {known}")
+
+
+@dataclass
+class Compilation:
+    """Every form of a model on its way, for `inspect` and `verify`; filled stage by stage."""
+
+    imported: Imported
+    options: CompileOptions
+    target: Target
+    lowered: Lowered
+    generated: Generated
+    objects: dict[str, CompiledModule] = field(default_factory=dict)
+    dumps: dict[str, dict[str, str]] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+def compile_model(
+    source: Any,
+    options: CompileOptions,
+    output: Path,
+    *,
+    key: str = "",
+    progress: Progress = lambda stage, done, total: None,
+) -> Path:
+    """Compile `source` (path, hub name, alias, Checkpoint or torch module) into a folder.
+
+    Raises BessemerError of the stage that failed; nothing is left behind then.
+    """
+    start = time.perf_counter()
+    compilation = generate_model(source, options, progress=progress)
+    build_objects(compilation, progress=progress)
+    return _write(compilation, output, key, start, progress)
+
+
+def generate_model(
+    source: Any, options: CompileOptions, *, progress: Progress = lambda stage, done, total: None
+) -> Compilation:
+    """The front half: import, passes and code generation, without machine code."""
+    from bessemer.backend.target import Target
+    from bessemer.codegen.generate import GenerateOptions, generate
+    from bessemer.codegen.group import CodegenTarget
+    from bessemer.importer.api import import_model
+    from bessemer.passes.pipeline import lower
+
+    seconds: dict[str, float] = {}
+    target = Target.parse(options.target, options.cpu)
+    with _stage("import", seconds, progress):
+        imported = import_model(source, capture=options.capture)
+    with _stage("passes", seconds, progress):
+        lowered = lower(imported.graph)
+    context = _context(options, imported.context_length)
+    registers = 32 if target.arch != "x86_64" else 16
+    codegen_target = CodegenTarget(
+        target.f32_lanes, registers, min(options.chunk, context), options.kv
+    )
+    with _stage("codegen", seconds, progress):
+        generated = generate(
+            lowered.prefill,
+            lowered.decode,
+            GenerateOptions(
+                codegen_target, options.weights or "f16", options.kv, context, options.schedule
+            ),
+        )
+    return Compilation(imported, options, target, lowered, generated, seconds=seconds)
+
+
+def build_objects(
+    compilation: Compilation, *, progress: Progress = lambda stage, done, total: None
+) -> None:
+    """Machine code of every MLIR module, into `compilation.objects`."""
+    from bessemer.backend.codegen import compile_module
+
+    modules = compilation.generated.modules
+    exports = [f"_mlir_ciface_{e}" for e in compilation.generated.entries]
+    assembly = "asm" in compilation.options.emit
+    with _stage("backend", compilation.seconds, progress):
+        for i, (stem, text) in enumerate(modules.items()):
+            progress("backend", i, len(modules))
+            dump: dict[str, str] | None = {} if compilation.options.emit else None
+            compilation.objects[stem] = compile_module(
+                text,
+                compilation.target,
+                stem,
+                exports=exports,
+                assembly=assembly,
+                on_bufferized=compilation.generated.on_bufferized(stem),
+                dump=dump,
+            )
+            compilation.dumps[stem] = dump or {}
+
+
+def _write(
+    compilation: Compilation, output: Path, key: str, start: float, progress: Progress
+) -> Path:
+    """Link, then write the folder."""
+    from bessemer.artifact.writer import write_artifact
+    from bessemer.backend.link import archive, compile_native, link_shared, prefix_symbols
+    from bessemer.codegen.abi import emit_header
+
+    imported, generated, options = (
+        compilation.imported,
+        compilation.generated,
+        compilation.options,
+    )
+    with tempfile.TemporaryDirectory(prefix="bessemer-") as name:
+        folder = Path(name)
+        with _stage("link", compilation.seconds, progress):
+            objects = []
+            for stem, module in compilation.objects.items():
+                path = folder / f"{stem}.o"
+                path.write_bytes(module.object)
+                objects.append(path)
+            objects += compile_native(compilation.target, folder / "native")
+            if options.prefix:
+                objects = prefix_symbols(objects, options.prefix, folder / "renamed")
+            link_shared(objects, folder / "model.so", compilation.target)
+            archive(objects, folder / "libmodel.a")
+        return write_artifact(
+            output,
+            generated=generated,
+            library=folder / "model.so",
+            archive=folder / "libmodel.a",
+            header=emit_header(generated, imported.name, options.prefix),
+            read=imported.checkpoint.read,
+            read_stored=imported.checkpoint.read_stored,
+            name=imported.name,
+            config=imported.config,
+            generation_config=imported.generation_config,
+            options=options.to_json(),
+            target=compilation.target.to_json(),
+            required_features=compilation.target.required_features(),
+            source=imported.source,
+            versions=_versions(),
+            rope=imported.rope,
+            prefix=options.prefix,
+            key=key,
+            compile_seconds=lambda: time.perf_counter() - start,
+            write_tokenizer=imported.write_tokenizer,
+            extra_files=_emitted(compilation),
+            progress=lambda done, total: progress("weights", done, total),
+        )
+
+
+def _emitted(compilation: Compilation) -> dict[str, str]:
+    """The intermediate forms that `--emit` asks for, by path in the artifact."""
+    from bessemer.graph import print_graph
+
+    emit, files = compilation.options.emit, {}
+    if "graph" in emit:
+        files["ir/imported.graph"] = print_graph(compilation.imported.graph, locations=True)
+        files["ir/forward_prefill.graph"] = print_graph(compilation.lowered.prefill)
+        files["ir/forward_decode.graph"] = print_graph(compilation.lowered.decode)
+    for stem, text in compilation.generated.modules.items():
+        module = compilation.objects[stem]
+        if "mlir" in emit:
+            files[f"ir/{stem}.mlir"] = text
+        if "llvm" in emit:
+            files[f"ir/{stem}.ll"] = module.llvm_ir
+        if "asm" in emit and module.assembly is not None:
+            files[f"ir/{stem}.s"] = module.assembly
+    if "mlir" in emit:
+        for name, text in compilation.generated.payloads.items():
+            files[f"ir/payload/{name}.mlir"] = text
+    return files
+
+
+def _context(options: CompileOptions, model_maximum: int) -> int:
+    if options.context is None:
+        return min(model_maximum, DEFAULT_CONTEXT)
+    if options.context > model_maximum:
+        raise UsageError(
+            f"--context {options.context}: the model was made for at most {model_maximum} tokens"
+        )
+    return options.context
+
+
+def _versions() -> dict[str, str]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    names = ("bessemer", "torch", "transformers", "llvmlite", "xtc-mlir-python-bindings")
+    found = {}
+    for name in names:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+class _stage:
+    """Times a stage and tells its begin and end."""
+
+    def __init__(self, name: str, seconds: dict[str, float], progress: Progress) -> None:
+        self._name, self._seconds, self._progress = name, seconds, progress
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+        self._progress(self._name, 0, 1)
+
+    def __exit__(self, *error: object) -> None:
+        self._seconds[self._name] = time.perf_counter() - self._start
+        if error[0] is None:
+            self._progress(self._name, 1, 1)
