@@ -81,7 +81,8 @@ def build(model_type: str, rope: dict[str, Any], **options: Any) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(
-        model_type, **{**BASE, **ARCHITECTURES[model_type][1], "rope_parameters": dict(rope), **options}
+        model_type,
+        **{**BASE, **ARCHITECTURES[model_type][1], "rope_parameters": dict(rope), **options},
     )
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
