@@ -1,0 +1,54 @@
+"""glu(x) = act(x g.T + bg) * (x u.T + bu), SwiGLU and GeGLU, as one op with weights [g, u].
+
+The two projections arrive as the halves of one linear layer: merged by the checkpoint or by
+`merge_gate_up`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from bessemer.graph import Graph, Node, Value, emit
+from bessemer.passes import views
+from bessemer.passes.base import Pass, substitute, use_counts
+from bessemer.passes.merge_gate_up import gate_and_up
+from bessemer.passes.merge_qkv import is_plain_linear
+from bessemer.passes.params import ParamExpressions, rows, stack_rows
+
+
+@dataclass(frozen=True)
+class Glu(Pass):
+    """act(y[:F]) * y[F:] with y = x w.T + b is glu_linear(x, [g, u], [bg, bu])."""
+
+    name: ClassVar[str] = "glu"
+
+    def apply(self, graph: Graph) -> Graph:
+        counts, is_weight = use_counts(graph), ParamExpressions()
+        replacements: dict[Value, Value] = {}
+        for node in graph.nodes():
+            pair = gate_and_up(node, counts)
+            if pair and all(views.is_last_slice(v) for v in pair):
+                fused = _glu(node, *pair, counts, is_weight)
+                if fused is not None:
+                    replacements[node.out] = fused
+        return substitute(graph, replacements)
+
+
+def _glu(
+    node: Node, gate: Value, up: Value, counts: dict[Value, int], is_weight: ParamExpressions
+) -> Value | None:
+    y = gate.node.inputs[0]
+    if up.node.inputs[0] != y or counts[y] != 2 or not is_plain_linear(y.node, is_weight):
+        return None
+    width = gate.shape[-1]
+    ranges = [views.bounds(gate), views.bounds(up)]
+    if y.shape[-1] != 2 * width or sorted(ranges) != [(0, width), (width, 2 * width)]:  # type: ignore[operator]
+        return None
+    x, *weights = y.node.inputs
+    stacked = []
+    for w in weights:
+        ordered = w if ranges[0][0] == 0 else stack_rows([rows(w, *r) for r in ranges])
+        stacked.append(views.reshape(ordered, (2, width, *w.shape[1:])))
+    act = next(v.op for v in node.inputs if v.node.inputs == (gate,))
+    return emit("glu_linear", x, *stacked, activation=act, has_bias=len(stacked) == 2, loc=node.loc)

@@ -1,0 +1,143 @@
+"""Small graphs in the form in which the importer gives them, written by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from bessemer.graph import Dim, DType, Env, Graph, TensorType, Value, constant, emit, evaluate, param
+
+T = Dim.sym("T")
+F32, I64 = DType.F32, DType.I64
+
+
+def weight(name: str, *shape: int) -> Value:
+    return param(name, TensorType(F32, shape))
+
+
+def ids_and_positions() -> tuple[Value, Value]:
+    return tuple(emit("input", name=n, dtype=I64, shape=(1, T)) for n in ("ids", "positions"))
+
+
+def rms_norm(x: Value, w: Value, eps: float = 1e-5) -> Value:
+    energy = emit("reduce_mean", emit("pow", x, constant(2.0)), axes=(-1,), keepdims=True)
+    scale = emit("rsqrt", emit("add", energy, constant(eps)))
+    return emit("mul", w, emit("mul", x, scale))
+
+
+def rope_tables(positions: Value, head: int) -> tuple[Value, Value]:
+    """cos and sin as [1, T, head], each frequency twice."""
+    frequencies = constant((1e4 ** (-np.arange(0, head, 2) / head)).astype(np.float32))
+    at = emit("cast", emit("reshape", positions, shape=(1, T, 1)), dtype=F32)
+    angles = emit("mul", at, frequencies)
+    both = emit("concat", angles, angles, axis=-1)
+    return tuple(emit("mul", emit(f, both), constant(1.0)) for f in ("cos", "sin"))
+
+
+def rotate_half(x: Value) -> Value:
+    width = x.shape[-1]
+    a = emit("slice", x, axis=-1, start=0, stop=width // 2)
+    b = emit("slice", x, axis=-1, start=width // 2, stop=width)
+    return emit("concat", emit("neg", b), a, axis=-1)
+
+
+def apply_rope(x: Value, cos: Value, sin: Value) -> Value:
+    """x[1, H, T, D] with tables [1, T, D]."""
+    cos, sin = (emit("reshape", t, shape=(1, 1, T, t.shape[-1])) for t in (cos, sin))
+    return emit("add", emit("mul", x, cos), emit("mul", rotate_half(x), sin))
+
+
+def heads_first(x: Value, heads: int, head: int) -> Value:
+    return emit("permute", emit("reshape", x, shape=(1, T, heads, head)), perm=(0, 2, 1, 3))
+
+
+def tokens_first(x: Value) -> Value:
+    return emit("permute", x, perm=(0, 2, 1, 3))
+
+
+@dataclass(frozen=True)
+class Shape:
+    layers: int = 2
+    hidden: int = 16
+    heads: int = 4
+    kv_heads: int = 2
+    head: int = 4
+    inner: int = 24
+    vocab: int = 29
+
+
+def attention_block(x: Value, positions: Value, tables: tuple, layer: int, s: Shape) -> Value:
+    at = f"model.layers.{layer}.self_attn"
+    q, k, v = (
+        heads_first(emit("linear", x, weight(f"{at}.{n}_proj.weight", h * s.head, s.hidden)), h, s.head)
+        for n, h in (("q", s.heads), ("k", s.kv_heads), ("v", s.kv_heads))
+    )
+    q, k = (tokens_first(apply_rope(y, *tables)) for y in (q, k))
+    y = emit("attention", q, k, tokens_first(v), positions, layer=layer, scale=s.head**-0.5)
+    y = emit("reshape", y, shape=(1, T, s.heads * s.head))
+    return emit("linear", y, weight(f"{at}.o_proj.weight", s.hidden, s.heads * s.head))
+
+
+def mlp_block(x: Value, layer: int, s: Shape) -> Value:
+    at = f"model.layers.{layer}.mlp"
+    gate, up = (emit("linear", x, weight(f"{at}.{n}_proj.weight", s.inner, s.hidden)) for n in ("gate", "up"))
+    y = emit("mul", emit("silu", gate), up)
+    return emit("linear", y, weight(f"{at}.down_proj.weight", s.hidden, s.inner))
+
+
+def llama(s: Shape = Shape()) -> Graph:
+    ids, positions = ids_and_positions()
+    embed = weight("model.embed_tokens.weight", s.vocab, s.hidden)
+    x = emit("embedding", embed, ids)
+    tables = rope_tables(positions, s.head)
+    for layer in range(s.layers):
+        at = f"model.layers.{layer}"
+        y = rms_norm(x, weight(f"{at}.input_layernorm.weight", s.hidden))
+        x = emit("add", x, attention_block(y, positions, tables, layer, s))
+        y = rms_norm(x, weight(f"{at}.post_attention_layernorm.weight", s.hidden))
+        x = emit("add", x, mlp_block(y, layer, s))
+    x = rms_norm(x, weight("model.norm.weight", s.hidden))
+    return Graph("llama", {"logits": emit("linear", x, embed)})
+
+
+Reader = Callable[[str], np.ndarray]
+
+
+def random_reader(graph: Graph, seed: int = 0) -> Reader:
+    """Values for every parameter that the graph or its weights read."""
+    from bessemer.graph import topological
+
+    rng = np.random.default_rng(seed)
+    held: dict[str, np.ndarray] = {}
+    for node in topological([*graph.roots, *graph.weights.values()]):
+        if node.op == "param" and node.attrs["name"] not in held:
+            shape = node.types[0].shape
+            held[node.attrs["name"]] = (rng.standard_normal(shape) * 0.5).astype(np.float32)
+    return held.__getitem__
+
+
+def logits_of_imported(graph: Graph, read: Reader, chunks: list[list[int]]) -> np.ndarray:
+    """Logits of all tokens, fed chunk by chunk."""
+    env, at, rows = Env(), 0, []
+    for chunk in chunks:
+        positions = np.arange(at, at + len(chunk))
+        inputs = {"ids": np.array([chunk]), "positions": positions[None]}
+        rows.append(evaluate(graph, inputs, read, env)["logits"][0])
+        at += len(chunk)
+    return np.concatenate(rows)
+
+
+def logits_of_lowered(graph: Graph, read: Reader, chunks: list[list[int]], rows: Mapping[int, list] = {}) -> np.ndarray:
+    """Logits of all tokens of a lowered graph, fed chunk by chunk."""
+    env, at, found = Env(), 0, []
+    for chunk in chunks:
+        inputs = {
+            "ids": np.array(chunk),
+            "positions": np.arange(at, at + len(chunk)),
+            "output_rows": np.arange(len(chunk)),
+        }
+        found.append(evaluate(graph, inputs, read, env)["logits"])
+        at += len(chunk)
+    return np.concatenate(found)
