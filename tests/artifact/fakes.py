@@ -29,6 +29,8 @@ WEIGHTS = lay_out(
     ("norm", (9,), "f32", "plain"),
     ("merged", (2, 33, 5), "bf16", "panels"),
 )
+STATE = StateLayout((KVLayer(0, 2, 4, 6, 0),), "f32", 64, 16)
+SCRATCH = ScratchLayout(256, 64)
 
 
 def tensors(seed: int = 0) -> dict[str, np.ndarray]:
@@ -50,8 +52,8 @@ class FakeGenerated:
 
     weights: tuple[StoredWeight, ...] = WEIGHTS
     expressions: Mapping[str, Value] = field(default_factory=lambda: {"merged": stacked()})
-    state: StateLayout = StateLayout((KVLayer(0, 2, 4, 6, 0),), "f32", 64, 16)
-    scratch: ScratchLayout = ScratchLayout(256, 64)
+    state: StateLayout = STATE
+    scratch: ScratchLayout = SCRATCH
     vocab_size: int = 70
     hidden_size: int = 9
 

@@ -94,6 +94,7 @@ class Manifest:
     them.  context_length: tokens of a session.  options: those of the compilation.  target:
     triple, CPU and features that the code was made for.  required_features: what this machine's
     CPU must report.  entry_points: "forward_prefill" and "forward_decode" to symbol.
+    prefix: what every global symbol of the library begins with.
     weights, weight_hashes: the tensors of weights.bin, and the SHA-256 of each.
     files: relative path to size and hash, the manifest itself excluded.
     source: kind, name and content key of the checkpoint.  versions: of Bessemer and of what it
@@ -117,6 +118,7 @@ class Manifest:
     source: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     rope: RopeSwitch | None = None
+    prefix: str = ""
     key: str = ""
     compile_seconds: float = 0.0
 
@@ -154,7 +156,11 @@ class Manifest:
             "options": dict(self.options),
             "target": dict(self.target),
             "required_features": list(self.required_features),
-            "abi": {"hash": self.abi_hash, "entry_points": dict(self.entry_points)},
+            "abi": {
+                "hash": self.abi_hash,
+                "entry_points": dict(self.entry_points),
+                "prefix": self.prefix,
+            },
             "state": self.state.to_json(),
             "scratch": asdict(self.scratch),
             "weights": weight_table(self.weights, self.weight_hashes),
@@ -228,6 +234,7 @@ class Manifest:
             source=dict(data["source"]),
             versions=dict(data["versions"]),
             rope=None if rope is None else _parse_rope(rope),
+            prefix=str(data["abi"]["prefix"]),
             key=str(data["key"]),
             compile_seconds=float(data["compile_seconds"]),
         )

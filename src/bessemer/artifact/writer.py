@@ -75,7 +75,7 @@ def write_artifact(
     source: Mapping[str, Any] | None = None,
     versions: Mapping[str, str] | None = None,
     rope: RopeSwitch | None = None,
-    entry_points: Mapping[str, str] | None = None,
+    prefix: str = "",
     key: str = "",
     compile_seconds: float | Callable[[], float] = 0.0,
     write_tokenizer: Callable[[Path], None] | None = None,
@@ -88,7 +88,7 @@ def write_artifact(
     library, archive, header: model.so, libmodel.a and model.h.  read: a checkpoint tensor by name,
     float32.  read_stored: its storage dtype ("f16", ...) and its bit patterns, or None where there
     are none; saves the way over float32 when the artifact stores the same dtype.
-    entry_points: "forward_prefill" and "forward_decode" to symbol, if they were renamed.
+    prefix: what every global symbol of the library begins with (`--prefix`).
     write_tokenizer: puts the tokenizer's files into a folder.  extra_files: relative path (such as
     "ir/forward_prefill.mlir") to content.  replace: whether a finished artifact that is there by
     the end is replaced.  progress: called with the weight bytes written and their sum.
@@ -124,7 +124,8 @@ def write_artifact(
             options=options,
             target=target,
             required_features=tuple(required_features),
-            entry_points=entry_points or {e: C_INTERFACE + e for e in ENTRY_POINTS},
+            entry_points={e: prefix + C_INTERFACE + e for e in ENTRY_POINTS},
+            prefix=prefix,
             weights=tuple(generated.weights),
             weight_hashes=hashes,
             state=generated.state,

@@ -1,0 +1,48 @@
+"""What all sessions of a model share: the library, the thread pool and the weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from bessemer.artifact.manifest import Manifest
+from bessemer.artifact.reader import Artifact
+from bessemer.errors import UsageError
+from bessemer.runtime.cpu import default_threads
+from bessemer.runtime.library import Library, Pool
+from bessemer.runtime.weights import load_weights
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A loaded artifact, ready to be called. Read-only after loading; threads may share it.
+
+    weights: the tensors, uint8 [bytes], page-aligned.
+    """
+
+    manifest: Manifest
+    library: Library
+    pool: Pool
+    weights: npt.NDArray[np.uint8]
+
+    @property
+    def threads(self) -> int:
+        """Workers of a call, the caller included."""
+        return self.pool.size
+
+    @classmethod
+    def load(
+        cls, artifact: Artifact, threads: int | None = None, weights_mode: str | None = None
+    ) -> Engine:
+        """Load library and weights of a checked artifact and start the threads.
+
+        threads: as many as this process may use cores when None.  weights_mode: see
+        `weights.load_weights`.
+        """
+        if threads is not None and threads < 1:
+            raise UsageError(f"threads is {threads}; it must be at least 1")
+        library = Library(artifact.library, artifact.manifest)
+        pool = library.create_pool(threads or default_threads())
+        return cls(artifact.manifest, library, pool, load_weights(artifact, weights_mode))

@@ -1,0 +1,309 @@
+"""One conversation: its KV cache, its position, its token history."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from bessemer.errors import ContextLengthError, GenerationError, UsageError
+from bessemer.runtime.engine import Engine
+from bessemer.runtime.interrupt import call_interruptibly
+from bessemer.runtime.library import STATUS_OK, Context, Memref1, Memref2
+from bessemer.runtime.memory import allocate
+from bessemer.runtime.state import Held, filled, named_states, usable
+
+F32Array = npt.NDArray[np.float32]
+
+
+class StepCancelled(GenerationError):
+    """A call was cancelled by `Session.cancel`; the session is where it was before it."""
+
+
+class Session:
+    """A conversation with a model.
+
+    Feeding tokens moves `position` on; logits are those of the token after. A call that raises,
+    KeyboardInterrupt included, leaves the session as it was before. A session serves one call at a
+    time (a second one raises UsageError); sessions of one model may run in several threads.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        """An empty session. Its memory is zero pages until tokens come."""
+        self._engine = engine
+        manifest = engine.manifest
+        self._layout = manifest.state
+        self._rope = manifest.rope
+        self._held = Held()
+        self._lock = threading.Lock()
+        self._cancelled = False
+        self._tokens = np.zeros(self._layout.capacity, np.int64)
+
+        self._state = allocate(self._layout.nbytes)
+        header = self._layout.header()
+        self._state[: header.nbytes] = header.view(np.uint8)
+        self._scratch = allocate(manifest.scratch.nbytes(engine.threads))
+        chunk = self._layout.chunk
+        self._ids = np.zeros(chunk, np.int64)
+        self._positions = np.zeros(chunk, np.int64)
+        self._slots = np.zeros(chunk, np.int64)
+        self._rows = np.zeros(chunk, np.int64)
+        self._logits = np.zeros((1, manifest.vocab_size), np.float32)
+
+        self._context = Context(pool=engine.pool.handle, threads=engine.threads)
+        self._memrefs = {
+            "weights": _memref(engine.weights),
+            "ids": _memref(self._ids),
+            "positions": _memref(self._positions),
+            "slots": _memref(self._slots),
+            "output_rows": _memref(self._rows),
+            "state": _memref(self._state),
+            "scratch": _memref(self._scratch),
+        }
+        self._arguments = [ctypes.addressof(self._context)]
+        self._arguments += [ctypes.addressof(m) for m in self._memrefs.values()]
+
+    # -- what is held --------------------------------------------------------------------------
+
+    @property
+    def position(self) -> int:
+        """How many tokens are held."""
+        return self._held.position
+
+    @property
+    def capacity(self) -> int:
+        """The context length in tokens."""
+        return self._layout.capacity
+
+    @property
+    def vocab_size(self) -> int:
+        """The width of logits."""
+        return self._engine.manifest.vocab_size
+
+    @property
+    def tokens(self) -> list[int]:
+        """The ids that are held, oldest first."""
+        return self._tokens[: self._held.position].tolist()
+
+    # -- feeding -------------------------------------------------------------------------------
+
+    def prefill(self, ids: Sequence[int] | np.ndarray, *, all_logits: bool = False) -> F32Array:
+        """Feed `ids` (at least one), in chunks, at the current position.
+
+        Returns the logits after the last one, float32 [vocab], or with `all_logits` after each,
+        [len(ids), vocab]; a copy.
+        Raises UsageError for ids that the model doesn't have, ContextLengthError when they don't
+        fit, GenerationError when the model computes NaN, StepCancelled after `cancel()`.
+        """
+        new = self._checked(ids)
+        with self._alone():
+            self._check_room(len(new))
+            out = np.empty((len(new) if all_logits else 1, self.vocab_size), np.float32)
+            self._feed(new, out)
+        return out if all_logits else out[0]
+
+    def decode(self, token: int) -> F32Array:
+        """Feed one token; returns the logits after it, float32 [vocab], a copy.
+
+        Errors as for `prefill`.
+        """
+        new = self._checked([token])
+        with self._alone():
+            self._check_room(1)
+            held = self._held
+            end = held.position + 1
+            regime = self._regime(end)
+            if usable(self._layout, held, held.position, regime) != held.position:
+                self._feed(new, self._logits)
+            else:
+                self._tokens[held.position] = token
+                high_water = self._begin(held.position, end, regime)
+                self._step(self._engine.library.decode, held.position, end, self._logits)
+                self._held = Held(end, end, high_water, regime)
+            return self._logits[0].copy()
+
+    def cancel(self) -> None:
+        """Stop the call that is running now, from another thread: it raises StepCancelled within
+        one step. Without a running call nothing happens.
+        """
+        self._cancelled = True
+        self._context.cancel = 1
+
+    def _feed(self, new: npt.NDArray[np.int64], out: F32Array) -> None:
+        """Feed `new`, and before it whatever of the history must be fed again.
+
+        out: logits of the last token [1, vocab], or of all new ones [len(new), vocab].
+        """
+        held = self._held
+        end = held.position + len(new)
+        regime = self._regime(end)
+        at = usable(self._layout, held, held.position, regime)
+        self._tokens[held.position : end] = new
+        high_water = self._begin(at, end, regime)
+        first_row = end - len(out)
+        while at < end:
+            stop = min(at + self._layout.chunk, end)
+            rows = max(0, stop - max(at, first_row))
+            done = max(at, first_row) - first_row
+            self._step(self._engine.library.prefill, at, stop, out[done : done + rows])
+            at = stop
+        self._held = Held(end, end, high_water, regime)
+
+    def _begin(self, start: int, end: int, regime: int) -> int:
+        """Note that the positions [start, end) are going to be overwritten; returns the new high
+        water. Whatever interrupts them, the session knows what its memory is still good for.
+        """
+        held = self._held
+        if start == 0:
+            for buffer in named_states(self._layout, self._state):
+                buffer.fill(0)
+        high_water = max(held.high_water, end) if start else end
+        valid = 0 if self._layout.named else min(start, held.position)
+        self._held = Held(held.position, valid, high_water, regime)
+        self._context.sequence_length = end
+        return high_water
+
+    def _regime(self, length: int) -> int:
+        return 0 if self._rope is None else self._rope.regime(length)
+
+    def _step(
+        self, function: ctypes._NamedFuncPointer, start: int, end: int, out: F32Array
+    ) -> None:
+        """One native call: the tokens of positions [start, end), of which the last len(out) give
+        logits.
+        """
+        count, rows = end - start, len(out)
+        self._ids[:count] = self._tokens[start:end]
+        self._positions[:count] = np.arange(start, end)
+        self._rows[:rows] = np.arange(count - rows, count)
+        for name in ("ids", "positions", "slots"):
+            self._memrefs[name].size[0] = count
+        self._memrefs["output_rows"].size[0] = rows
+        self._call(function, Memref2.over(out))
+        if rows and np.isnan(np.max(out)):
+            raise GenerationError(
+                f"the model computed NaN at position {end - 1}: its weights or its precision are "
+                "at fault; try --weights f32 --kv f32, and check the checkpoint"
+            )
+
+    def _call(self, function: ctypes._NamedFuncPointer, logits: Memref2) -> None:
+        arguments = [*self._arguments, ctypes.addressof(logits)]
+        context = self._context
+        while True:
+            # In this order: a cancel between the two lines is seen by the second one.
+            context.cancel = 0
+            if self._cancelled:
+                raise StepCancelled("the call was cancelled")
+            call_interruptibly(context, lambda: function(*arguments))
+            if context.status == STATUS_OK:
+                return
+            # Cancelled by a signal, for which Python raises KeyboardInterrupt about here, or by
+            # `cancel`, or by a signal whose handler chose to go on: then the step is run again.
+
+    # -- moving back, copying, keeping ---------------------------------------------------------
+
+    def rewind(self, n: int) -> None:
+        """Keep the first `n` tokens and forget the rest.
+
+        Logits come by feeding the next token, or by rewinding one further and feeding the last
+        kept one again. What the memory has lost of the kept tokens (sliding windows) is computed
+        again from the history with the next call.
+        """
+        if isinstance(n, bool) or not isinstance(n, (int, np.integer)):
+            raise UsageError(f"rewind to {n!r}: it must be a whole number of tokens")
+        with self._alone():
+            held = self._held
+            if not 0 <= n <= held.position:
+                raise UsageError(f"rewind to {n}: the session holds {held.position} tokens")
+            if n < held.position:
+                self._held = replace(held, position=int(n), valid=min(held.valid, int(n)))
+
+    def fork(self) -> Session:
+        """A copy that goes its own way from here; it costs memory for what is held."""
+        with self._alone():
+            other = Session(self._engine)
+            held = self._held
+            other._tokens[: held.position] = self._tokens[: held.position]
+            for there, here in zip(other._parts(held), self._parts(held), strict=True):
+                there[...] = here
+            other._held = held
+        return other
+
+    def save(self, path: str | Path) -> None:
+        """Write the session to a file, whole or not at all. Raises UsageError where it can't."""
+        from bessemer.runtime.session_file import write_session
+
+        with self._alone():
+            held = self._held
+            parts = self._parts(held)
+            write_session(Path(path), self._engine.manifest, held, self._tokens, parts)
+
+    def load(self, path: str | Path) -> None:
+        """Replace what is held by a session that `save` wrote.
+
+        Raises UsageError when the file is damaged or comes from another model; the session is
+        then as it was.
+        """
+        from bessemer.runtime.session_file import read_session
+
+        with self._alone(), read_session(Path(path), self._engine.manifest) as stored:
+            parts = list(self._parts(stored.held))
+            stored.expect(sum(part.size for part in parts))
+            self._held = Held()
+            for part in parts:
+                stored.take(part)
+            self._tokens[: len(stored.tokens)] = stored.tokens
+            self._held = stored.held
+
+    def _parts(self, held: Held) -> Iterator[npt.NDArray[np.uint8]]:
+        """The state memory that stands for what is held."""
+        return filled(self._layout, self._state, held.high_water if held.valid else 0)
+
+    # -- checks --------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Hold the session for one call."""
+        if not self._lock.acquire(blocking=False):
+            raise UsageError(
+                "the session is in use by another call; give each thread a session of its own"
+            )
+        try:
+            self._cancelled = False
+            yield
+        finally:
+            self._lock.release()
+
+    def _checked(self, ids: Sequence[int] | np.ndarray) -> npt.NDArray[np.int64]:
+        """The ids as an array; UsageError unless all are ids of the model."""
+        new = np.asarray(ids)
+        if new.ndim != 1 or new.size == 0:
+            raise UsageError("token ids must be a sequence of at least one whole number")
+        if new.dtype.kind not in "iu":
+            raise UsageError(f"token ids must be whole numbers, and these are {new.dtype}")
+        low, high = int(new.min()), int(new.max())
+        if low < 0 or high >= self.vocab_size:
+            wrong = low if low < 0 else high
+            raise UsageError(
+                f"token id {wrong} is none of this model: they go from 0 to {self.vocab_size - 1}"
+            )
+        return new.astype(np.int64, copy=False)
+
+    def _check_room(self, count: int) -> None:
+        wanted = self._held.position + count
+        if wanted > self.capacity:
+            raise ContextLengthError(
+                f"{count} more tokens after {self._held.position} make {wanted}, and the context "
+                f"holds {self.capacity}; shorten the text, rewind, or compile with a larger "
+                "--context"
+            )
+
+
+def _memref(array: np.ndarray) -> Memref1:
+    return Memref1.at(array.ctypes.data, array.size)

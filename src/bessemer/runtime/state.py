@@ -1,0 +1,86 @@
+"""The state memory of a session: which parts of it a number of tokens fills, and what a rewind
+leaves usable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from bessemer.artifact.layout import (
+    HEADER_WORDS,
+    KEY_BLOCK,
+    LAYER_WORDS,
+    STORAGE_BYTES,
+    StateLayout,
+)
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a session holds. Replaced as a whole, so that an interrupt finds it before or after.
+
+    position: tokens of the history.
+    valid: how many of them, from the start, the state memory stands for.
+    high_water: one past the highest position that may have been written since the state was last
+        begun anew; rings have lost what lies more than their length below it.
+    regime: of the rotary factors that the state was computed with.
+    """
+
+    position: int = 0
+    valid: int = 0
+    high_water: int = 0
+    regime: int = 0
+
+
+def usable(layout: StateLayout, held: Held, count: int, regime: int) -> int:
+    """How many of the first `count` tokens need not be fed again: all that are valid, or 0.
+
+    regime: of the rotary factors that are wanted now.
+    """
+    keep = min(held.valid, count)
+    if held.regime != regime or not keep:
+        return 0
+    if layout.named and keep != held.high_water:
+        return 0
+    for layer in layout.layers:
+        lost = held.high_water - layout.ring_rows(layer)
+        if layer.window and lost > max(0, keep - layer.window + 1):
+            return 0
+    return keep
+
+
+def filled(layout: StateLayout, memory: Bytes, high_water: int) -> Iterator[Bytes]:
+    """Views of everything that writing the positions below `high_water` can have touched.
+
+    The same sequence of shapes for the same arguments: zipping those of two sessions copies one
+    into the other, writing them one behind the other saves a session.
+    """
+    words = memory[: 8 * layout.header_words].view(np.int64)
+    base = layout.header_bytes
+    size = STORAGE_BYTES[layout.kv_dtype]
+    for index, layer in enumerate(layout.layers):
+        at = HEADER_WORDS + LAYER_WORDS * index
+        key_offset, value_offset, rows = (int(w) for w in words[at : at + 3])
+        count = min(rows, high_water)
+        block_bytes = layer.key_width * KEY_BLOCK * size
+        blocks = rows // KEY_BLOCK
+        keys = memory[base + key_offset :][: layer.kv_heads * blocks * block_bytes]
+        yield keys.reshape(layer.kv_heads, blocks, block_bytes)[:, : -(-count // KEY_BLOCK)]
+        row_bytes = layer.value_width * size
+        values = memory[base + value_offset :][: layer.kv_heads * rows * row_bytes]
+        yield values.reshape(layer.kv_heads, rows, row_bytes)[:, :count]
+    yield from named_states(layout, memory)
+
+
+def named_states(layout: StateLayout, memory: Bytes) -> Iterator[Bytes]:
+    """Views of the mutated buffers."""
+    words = memory[: 8 * layout.header_words].view(np.int64)
+    offsets = words[HEADER_WORDS + LAYER_WORDS * len(layout.layers) :]
+    for state, offset in zip(layout.named, offsets, strict=True):
+        yield memory[layout.header_bytes + int(offset) :][: state.nbytes]

@@ -1,0 +1,138 @@
+"""Artifacts around `toy_model.c`, and what it must answer."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bessemer.artifact.layout import (
+    KVLayer,
+    NamedState,
+    ScratchLayout,
+    StateLayout,
+    StoredWeight,
+)
+from bessemer.artifact.manifest import RopeSwitch
+from bessemer.artifact.reader import open_artifact
+from bessemer.artifact.writer import write_artifact
+from bessemer.runtime.engine import Engine
+from bessemer.runtime.session import Session
+
+VOCAB = 50
+WINDOW = 4
+CHUNK = 8
+CAPACITY = 256
+NAN, SLOW, STRAY = 13, 7, 8
+# The sum of the seven, plus BIAS of the token, is what `expected` computes.
+BIAS = np.linspace(0, 0.01, VOCAB, dtype=np.float32)
+
+
+@functools.cache
+def library(vocab: int = VOCAB, threshold: int = 1_000_000) -> Path:
+    """The compiled toy; kept for the whole test run."""
+    from bessemer.backend.link import archive, compile_c, compile_native, link_shared
+    from bessemer.backend.target import Target
+
+    folder = Path(tempfile.mkdtemp(prefix="bessemer-toy-"))
+    target = Target.native()
+    native = compile_native(target, folder)
+    toy = folder / "toy.o"
+    import bessemer
+
+    headers = Path(bessemer.__file__).parent / "native"
+    flags = [f"-I{headers}", f"-DVOCAB={vocab}", f"-DWINDOW={WINDOW}"]
+    flags += [f"-DTHRESHOLD={threshold}", "-D_GNU_SOURCE"]
+    compile_c(Path(__file__).with_name("toy_model.c"), toy, target, flags)
+    link_shared([toy, *native], folder / "model.so", target)
+    archive([toy, *native], folder / "libmodel.a")
+    return folder
+
+
+@dataclass(frozen=True)
+class Generated:
+    """Stands for the result of code generation."""
+
+    weights: tuple[StoredWeight, ...]
+    expressions: dict[str, Any]
+    state: StateLayout
+    scratch: ScratchLayout
+    vocab_size: int
+    hidden_size: int
+
+
+def write_toy(
+    folder: Path,
+    *,
+    capacity: int = CAPACITY,
+    chunk: int = CHUNK,
+    window: int = WINDOW,
+    named: bool = False,
+    rope: RopeSwitch | None = None,
+    vocab: int = VOCAB,
+    bias: np.ndarray | None = None,
+    write_tokenizer: Callable[[Path], None] | None = None,
+    **changes: Any,
+) -> Path:
+    """An artifact of the toy."""
+    built = library(vocab, rope.threshold if rope else 1_000_000)
+    states = (NamedState("sum", "i64", (1,)),) if named else ()
+    layers = (KVLayer(0, 1, 1, 1, 0), KVLayer(1, 1, 1, 1, window))
+    generated = Generated(
+        weights=(StoredWeight.place("bias", (vocab,), "f32", "plain", 0),),
+        expressions={},
+        state=StateLayout(layers, "f32", capacity, chunk, named=states),
+        scratch=ScratchLayout(128, 64),
+        vocab_size=vocab,
+        hidden_size=4,
+    )
+    values = BIAS if bias is None else bias
+    arguments: dict[str, Any] = {
+        "library": built / "model.so",
+        "archive": built / "libmodel.a",
+        "header": "",
+        "read": lambda name: values,
+        "name": "toy",
+        "config": {"model_type": "toy"},
+        "generation_config": {},
+        "options": {},
+        "target": {},
+        "required_features": (),
+        "rope": rope,
+        "write_tokenizer": write_tokenizer,
+    }
+    from bessemer.backend.target import Target
+
+    arguments["target"] = Target.native().to_json()
+    return write_artifact(folder, generated=generated, **{**arguments, **changes})
+
+
+def toy_engine(folder: Path, threads: int = 2, **options: Any) -> Engine:
+    return Engine.load(open_artifact(write_toy(folder / "toy", **options)), threads)
+
+
+def toy_session(folder: Path, **options: Any) -> Session:
+    return Session(toy_engine(folder, **options))
+
+
+def expected(
+    tokens: Sequence[int], position: int = -1, named: bool = False, vocab: int = VOCAB
+) -> np.ndarray:
+    """The logits [vocab] after the token at `position`, having read all of `tokens`."""
+    p = position % len(tokens)
+    everything = near = kept = 0
+    for q in range(p + 1):
+        everything = (everything + tokens[q] * (q + 3)) % 997
+        if q > p - WINDOW:
+            near = (near + tokens[q] * (q + 3)) % 991
+        kept = (kept * 7 + tokens[q] + 1) % 1009
+    kept = kept if named else 0
+    v = np.arange(vocab)
+    mixed = (everything * 31 + near * 17 + kept * 13 + (v + 1) * (everything + near + 7)) % 101
+    bias = BIAS if vocab == VOCAB else np.zeros(vocab, np.float32)
+    return (mixed / np.float32(8)).astype(np.float32) + bias
