@@ -1,0 +1,408 @@
+"""Attention over a few blocks of keys: what prefill and decode have in common.
+
+A kernel keeps a set of query vectors in scratch, with the running maximum, sum and weighted values
+of each (the online softmax: Milakov and Gimelshein 2018; FlashAttention, Dao et al. 2022). A step
+takes up to `blocks` blocks of 32 keys: scores by outer products of a query tile and a key block
+[width][32], then mask, softmax, and outer products of the weights with the value rows. There are
+no horizontal sums over widths, and all sums are f32.
+
+No score that a mask hides is ever used in arithmetic: it is replaced by -inf, and value rows
+outside of the keys that any query of the set sees are not read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+
+from bessemer.artifact.layout import KEY_BLOCK, align
+from bessemer.codegen.emit import Fn, Loop
+from bessemer.codegen.group import CodegenTarget, GroupSpec
+from bessemer.codegen.kernels.vectors import (
+    Array,
+    ScratchPlan,
+    columns,
+    horizontal,
+    tree,
+    vadd,
+    vector_type,
+    vgreater,
+)
+
+MINUS_INFINITY = -math.inf
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """The attributes of an attention group; G = group query heads share a KV head."""
+
+    kv_heads: int
+    group: int
+    key_width: int
+    value_width: int
+    scale: float
+    softcap: float
+    has_sinks: bool
+
+    @staticmethod
+    def of(spec: GroupSpec, heads: int) -> AttentionShape:
+        """heads: query heads."""
+        kv_heads = spec.attr("kv_heads")
+        return AttentionShape(
+            kv_heads,
+            heads // kv_heads,
+            spec.attr("key_width"),
+            spec.attr("value_width"),
+            spec.attr("scale"),
+            spec.attr("softcap"),
+            spec.attr("has_sinks"),
+        )
+
+
+# Indices in front of [width, key] of a key block, or of [key, width] of a value block, for the
+# j-th block of the step.
+Locate = Callable[[str], list[str]]
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The step's keys and values: memory and where the j-th block lies in it."""
+
+    keys: Array
+    values: Array
+    locate: Locate
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Bounds over a set of queries: the positions that some query sees lie in [low, high], those
+    in [all_low, all_high] every query sees (index values).
+    """
+
+    low: str
+    high: str
+    all_low: str
+    all_high: str
+
+    @staticmethod
+    def nothing(f: Fn) -> list[tuple[str, str]]:
+        """The bounds over no queries, as a loop's carried values."""
+        far = f.index(2**31 - 1)
+        return [(value, "index") for value in (far, f.index(-1), f.index(0), far)]
+
+
+@dataclass(frozen=True)
+class Step:
+    """Consecutive blocks of keys, at most as many as the workspace was planned for.
+
+    first: the first block (positions from 32 * first).  count: how many (index values).
+    """
+
+    first: str
+    count: str
+    seen: Seen
+    blocks: Blocks
+
+
+def plan_workspace(shape: AttentionShape, queries: int, blocks: int, lanes: int) -> ScratchPlan:
+    """Scratch of `queries` query vectors and steps of `blocks` blocks."""
+    queries = align(queries, lanes)
+    plan = ScratchPlan()
+    plan.add("query", (queries, shape.key_width))
+    plan.add("score", (queries, blocks * KEY_BLOCK))
+    plan.add("sum", (queries, shape.value_width))
+    for name in ("top", "total", "fade"):
+        plan.add(name, (queries,))
+    for name in ("oldest", "newest"):
+        plan.add(name, (queries,), "i32")
+    return plan
+
+
+class Workspace:
+    """The query vectors' state in scratch.
+
+    query [queries, D]: scaled queries.  score: the step's scores, then weights.  sum [queries, Dv]:
+    weighted values.  top, total: running maximum and sum.  fade: factor of the step for what was
+    summed before it.  oldest, newest: first and last position that a query sees, i32.
+    """
+
+    def __init__(self, f: Fn, plan: ScratchPlan, shape: AttentionShape, lanes: int) -> None:
+        self.f, self.shape, self.lanes = f, shape, lanes
+        self.vector = vector_type(lanes)
+        self.query = plan.view(f, "query")
+        self.score = plan.view(f, "score")
+        self.sum = plan.view(f, "sum")
+        self.top, self.total = plan.view(f, "top"), plan.view(f, "total")
+        self.fade = plan.view(f, "fade")
+        self.oldest, self.newest = plan.view(f, "oldest"), plan.view(f, "newest")
+
+    def begin(self, row: str, q: Array, at: Sequence[str], sink: str | None) -> None:
+        """Load the query q[at] as query vector `row`. A sink counts as a score without value."""
+        f, shape = self.f, self.shape
+        factor = shape.scale / shape.softcap if shape.softcap else shape.scale
+        for column, width in columns(f, shape.key_width, self.lanes):
+            part = q.vload(f, width, *at, column)
+            scaled = f.arith("mulf", part, f.splat(factor, width), type_=vector_type(width))
+            self.query.vstore(f, scaled, width, row, column)
+        for column, width in columns(f, shape.value_width, self.lanes):
+            self.sum.vstore(f, f.splat(0.0, width), width, row, column)
+        top, total = f.f32(MINUS_INFINITY), f.f32(0.0)
+        if sink is not None:
+            finite = f.op(f"arith.cmpf une, {sink}, {f.f32(MINUS_INFINITY)} : f32")
+            top, total = sink, f.select(finite, f.f32(1.0), total, "f32")
+        self.top.store(f, top, row)
+        self.total.store(f, total, row)
+
+    def see(self, row: str, position: str, window: str, seen: Seen) -> tuple[str, str, str, str]:
+        """Set what query vector `row` at `position` sees (index values; window 0: everything).
+
+        Returns `seen` with this query. A query with a negative position sees nothing.
+        """
+        f = self.f
+        start = f.max(f.offset(f.sub(position, window), 1), f.index(0))
+        windowed = f.cmp("ne", window, f.index(0))
+        oldest = f.select(windowed, start, f.index(0), "index")
+        self.oldest.store(f, f.cast_index(oldest, "index", "i32"), row)
+        self.newest.store(f, f.cast_index(position, "index", "i32"), row)
+        empty = f.cmp("slt", position, f.index(0))
+        return (
+            f.select(empty, seen.low, f.min(seen.low, oldest), "index"),
+            f.max(seen.high, position),
+            f.max(seen.all_low, oldest),
+            f.min(seen.all_high, position),
+        )
+
+    # --- scores ---------------------------------------------------------------------------------
+
+    def scores(self, row: str, rows: int, vectors: int, block: str, step: Step) -> None:
+        """Scores of query vectors [row, row + rows) against the step's block number `block`."""
+        f = self.f
+        where = step.blocks.locate(block)
+        places = [f.offset(row, r) for r in range(rows)]
+        base = f.mul(block, f.index(KEY_BLOCK))
+        for at, width in columns(f, KEY_BLOCK, vectors * self.lanes):
+            parts = [f.offset(at, v * self.lanes) for v in range(width // self.lanes)]
+            results = outer_product(
+                f,
+                (f.index(0), f.index(self.shape.key_width)),
+                lambda d: [self.query.load(f, r, d) for r in places],
+                partial(self._key_vectors, step, where, parts),
+                [[f.splat(0.0, self.lanes)] * len(parts)] * rows,
+                [self.lanes] * len(parts),
+            )
+            for r, values in zip(places, results, strict=True):
+                for p, value in zip(parts, values, strict=True):
+                    self.score.vstore(f, value, self.lanes, r, f.add(base, p))
+
+    def _key_vectors(self, step: Step, where: list[str], parts: list[str], d: str) -> list[str]:
+        keys = step.blocks.keys
+        return [keys.vload(self.f, self.lanes, *where, d, part) for part in parts]
+
+    def soften(self, rows: str, step: Step) -> None:
+        """softcap * tanh(score / softcap); the division is in the scaled query."""
+        f, cap = self.f, self.shape.softcap
+        if not cap:
+            return
+        with f.loop(f.index(0), rows) as row, self._score_vectors(step) as at:
+            value = self.score.vload(f, self.lanes, row.iv, at.iv)
+            bent = f.arith("math.tanh", value, type_=self.vector)
+            bent = f.arith("mulf", bent, f.splat(cap, self.lanes), type_=self.vector)
+            self.score.vstore(f, bent, self.lanes, row.iv, at.iv)
+
+    def mask(self, rows: str, step: Step) -> None:
+        """-inf where the key's position is not in the query's [oldest, newest]."""
+        f = self.f
+        start = f.mul(step.first, f.index(KEY_BLOCK))
+        end = f.add(start, f.mul(step.count, f.index(KEY_BLOCK)))
+        late = f.cmp("sgt", end, f.offset(step.seen.all_high, 1))
+        early = f.cmp("slt", start, step.seen.all_low)
+        with f.when(f.op(f"arith.ori {late}, {early} : i1")):
+            self._mask(rows, step, start)
+
+    def _mask(self, rows: str, step: Step, start: str) -> None:
+        f, lanes = self.f, self.lanes
+        ints, bits = vector_type(lanes, "i32"), vector_type(lanes, "i1")
+        iota = f.constant(f"arith.constant dense<{list(range(lanes))}> : {ints}")
+        hidden = f.splat(MINUS_INFINITY, lanes)
+        with f.loop(f.index(0), rows) as row:
+            oldest, newest = (
+                f.broadcast(a.load(f, row.iv), lanes, "i32") for a in (self.oldest, self.newest)
+            )
+            with self._score_vectors(step) as at:
+                first = f.cast_index(f.add(start, at.iv), "index", "i32")
+                position = f.add(f.broadcast(first, lanes, "i32"), iota, ints)
+                seen = f.op(f"arith.cmpi sle, {position}, {newest} : {ints}")
+                recent = f.op(f"arith.cmpi sge, {position}, {oldest} : {ints}")
+                both = f.op(f"arith.andi {seen}, {recent} : {bits}")
+                value = self.score.vload(f, lanes, row.iv, at.iv)
+                kept = f.select(both, value, hidden, f"{bits}, {self.vector}")
+                self.score.vstore(f, kept, lanes, row.iv, at.iv)
+
+    # --- softmax --------------------------------------------------------------------------------
+
+    def softmax(self, rows: str, step: Step) -> None:
+        """Scores become exp(score - top); top, total and fade advance by the step."""
+        f, count = self.f, step.count
+        with f.loop(f.index(0), rows) as row:
+            self.fade.store(f, self._row_maximum(row.iv, count), row.iv)
+        with f.loop(f.index(0), rows, self.lanes) as group:
+            self._advance(group.iv)
+        with f.loop(f.index(0), rows) as row:
+            added = self._exponentials(row.iv, count)
+            total = f.arith("addf", self.total.load(f, row.iv), added, type_="f32")
+            self.total.store(f, total, row.iv)
+
+    def _score_vectors(self, step: Step) -> AbstractContextManager[Loop]:
+        f = self.f
+        return f.loop(f.index(0), f.mul(step.count, f.index(KEY_BLOCK)), self.lanes)
+
+    def _row_maximum(self, row: str, count: str) -> str:
+        f, lanes = self.f, self.lanes
+        parts = KEY_BLOCK // lanes
+        start = [(f.splat(MINUS_INFINITY, lanes), self.vector)] * parts
+        with f.loop(f.index(0), f.mul(count, f.index(KEY_BLOCK)), KEY_BLOCK, start) as loop:
+            found = []
+            for p in range(parts):
+                value = self.score.vload(f, lanes, row, f.offset(loop.iv, p * lanes))
+                found.append(vgreater(f, value, loop.args[p], lanes))
+            loop.carry(*found)
+        return horizontal(f, tree(f, loop.results, vgreater, lanes), lanes, vgreater)
+
+    def _advance(self, row: str) -> None:
+        """top = max(top, step's maximum) for `lanes` rows; fade: the step's factor.
+
+        With all keys hidden so far top is -inf: 0 stands for it, so that every difference is -inf
+        (or NaN where a score is NaN) and never -inf - -inf.
+        """
+        f, lanes = self.f, self.lanes
+        old, new = self.top.vload(f, lanes, row), self.fade.vload(f, lanes, row)
+        top = vgreater(f, new, old, lanes)
+        fade = f.arith("subf", old, safe_maximum(f, top, lanes), type_=self.vector)
+        fade = f.arith("math.exp", fade, type_=self.vector)
+        total = f.arith("mulf", self.total.vload(f, lanes, row), fade, type_=self.vector)
+        self.top.vstore(f, top, lanes, row)
+        self.fade.vstore(f, fade, lanes, row)
+        self.total.vstore(f, total, lanes, row)
+
+    def _exponentials(self, row: str, count: str) -> str:
+        """Write the row's weights; returns their sum."""
+        f, lanes = self.f, self.lanes
+        parts = KEY_BLOCK // lanes
+        top = safe_maximum(f, f.broadcast(self.top.load(f, row), lanes), lanes)
+        start = [(f.splat(0.0, lanes), self.vector)] * parts
+        with f.loop(f.index(0), f.mul(count, f.index(KEY_BLOCK)), KEY_BLOCK, start) as loop:
+            sums = []
+            for p in range(parts):
+                at = f.offset(loop.iv, p * lanes)
+                score = self.score.vload(f, lanes, row, at)
+                weight = f.arith("subf", score, top, type_=self.vector)
+                weight = f.arith("math.exp", weight, type_=self.vector)
+                self.score.vstore(f, weight, lanes, row, at)
+                sums.append(vadd(f, loop.args[p], weight, lanes))
+            loop.carry(*sums)
+        return horizontal(f, tree(f, loop.results, vadd, lanes), lanes, vadd)
+
+    # --- values ---------------------------------------------------------------------------------
+
+    def weigh(self, row: str, rows: int, vectors: int, step: Step) -> None:
+        """sum = fade * sum + weights @ values for query vectors [row, row + rows)."""
+        places = [self.f.offset(row, r) for r in range(rows)]
+        full = self.shape.value_width // self.lanes
+        for at, count in columns(self.f, full, vectors):
+            self._weigh_columns(places, self._vectors_at(at, count), [self.lanes] * count, step)
+        tail = self.shape.value_width % self.lanes
+        offset = full * self.lanes
+        for at, width in columns(self.f, tail, self.lanes):
+            self._weigh_columns(places, [self.f.offset(at, offset)], [width], step)
+
+    def _vectors_at(self, vector: str, count: int) -> list[str]:
+        first = self.f.mul(vector, self.f.index(self.lanes))
+        return [self.f.offset(first, v * self.lanes) for v in range(count)]
+
+    def _weigh_columns(
+        self, places: list[str], at: list[str], widths: list[int], step: Step
+    ) -> None:
+        f = self.f
+        flat = [(r, c, w) for r in places for c, w in zip(at, widths, strict=True)]
+        start = []
+        for r, c, width in flat:
+            fade = f.broadcast(self.fade.load(f, r), width)
+            held = self.sum.vload(f, width, r, c)
+            start.append(
+                (f.arith("mulf", held, fade, type_=vector_type(width)), vector_type(width))
+            )
+        values = step.blocks.values
+        with f.loop(f.index(0), step.count, 1, start) as loop:
+            where = step.blocks.locate(loop.iv)
+            base = f.mul(loop.iv, f.index(KEY_BLOCK))
+            n = len(at)
+            results = outer_product(
+                f,
+                self._visible(step, loop.iv),
+                lambda key: [self.score.load(f, r, f.add(base, key)) for r in places],
+                lambda key: [
+                    values.vload(f, w, *where, key, c) for c, w in zip(at, widths, strict=True)
+                ],
+                [loop.args[i * n : (i + 1) * n] for i in range(len(places))],
+                widths,
+            )
+            loop.carry(*(value for row in results for value in row))
+        for (r, c, width), value in zip(flat, loop.results, strict=True):
+            self.sum.vstore(f, value, width, r, c)
+
+    def _visible(self, step: Step, block: str) -> tuple[str, str]:
+        """Bounds of the keys in a block that some query sees."""
+        f = self.f
+        start = f.mul(f.add(step.first, block), f.index(KEY_BLOCK))
+        size = f.index(KEY_BLOCK)
+        low = f.max(f.sub(step.seen.low, start), f.index(0))
+        high = f.min(f.offset(f.sub(step.seen.high, start), 1), size)
+        return low, high
+
+
+def safe_maximum(f: Fn, top: str, lanes: int) -> str:
+    """top, with 0 in place of -inf."""
+    vector = vector_type(lanes)
+    lowest = f.op(f"arith.cmpf oeq, {top}, {f.splat(MINUS_INFINITY, lanes)} : {vector}")
+    return f.select(lowest, f.splat(0.0, lanes), top, f"{vector_type(lanes, 'i1')}, {vector}")
+
+
+def outer_product(
+    f: Fn,
+    bounds: tuple[str, str],
+    left: Callable[[str], list[str]],
+    right: Callable[[str], list[str]],
+    start: Sequence[Sequence[str]],
+    widths: Sequence[int],
+) -> list[list[str]]:
+    """start[r][v] + sum over k in bounds of left(k)[r] * right(k)[v], in registers.
+
+    left(k): a scalar for each row; right(k): a vector for each column group, of the given widths.
+    """
+    types = [vector_type(w) for w in widths]
+    carried = [(s, t) for row in start for s, t in zip(row, types, strict=True)]
+    with f.loop(*bounds, 1, carried) as loop:
+        vectors = right(loop.iv)
+        sums, at = [], 0
+        for scalar in left(loop.iv):
+            spread = {w: f.broadcast(scalar, w) for w in set(widths)}
+            for vector, width in zip(vectors, widths, strict=True):
+                sums.append(f.fma(spread[width], vector, loop.args[at], width))
+                at += 1
+        loop.carry(*sums)
+    n = len(widths)
+    return [loop.results[i : i + n] for i in range(0, len(carried), n)]
+
+
+def block_range(f: Fn, seen: Seen) -> tuple[str, str]:
+    """Blocks [begin, end) that hold what some query sees; end is 0 when that is nothing."""
+    size = f.index(KEY_BLOCK)
+    return f.div(seen.low, size), f.div(f.add(seen.high, size), size)
+
+
+def target_vectors(target: CodegenTarget, vectors: int) -> int:
+    """Vectors per row of a tile, no more than a block of keys holds."""
+    return min(vectors, KEY_BLOCK // target.lanes)
