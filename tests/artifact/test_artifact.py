@@ -301,7 +301,7 @@ def test_too_little_room_is_said_before_any_work(
 KILLED = """
 import os, sys, time
 from pathlib import Path
-sys.path.insert(0, sys.argv[2])
+sys.path.append(sys.argv[2])
 from artifact import fakes
 numbers = fakes.tensors()
 def read(name):

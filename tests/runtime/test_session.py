@@ -466,7 +466,7 @@ def test_thread_counts(tmp_path: Path, threads: int) -> None:
 def test_a_forked_process_goes_on(tmp_path: Path) -> None:
     script = f"""
 import os, sys, pathlib
-sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+sys.path.append({str(Path(__file__).parents[1])!r})
 from runtime import toy
 session = toy.toy_session(pathlib.Path({str(tmp_path)!r}))
 session.prefill([1, 2, 3])
