@@ -186,7 +186,8 @@ def _environment() -> dict[str, str]:
     except (OSError, RuntimeError):
         writable = False
     if not writable:
-        folder = Path(tempfile.gettempdir()) / f"bessemer-zig-{os.getuid()}"
+        user = os.getuid() if hasattr(os, "getuid") else 0
+        folder = Path(tempfile.gettempdir()) / f"bessemer-zig-{user}"
     env.setdefault("ZIG_GLOBAL_CACHE_DIR", str(folder))
     env.setdefault("ZIG_LOCAL_CACHE_DIR", str(folder))
     return env
