@@ -23,16 +23,21 @@ _DTYPES = {d.value for d in DType}
 class _Tokens:
     def __init__(self, text: str) -> None:
         self.items: list[tuple[str, str, int]] = []
-        at = 0
-        while text[at:].strip():
+        at, line, counted = 0, 1, 0
+        end = len(text.rstrip())
+        while at < end:
             found = _TOKEN.match(text, at)
             if not found:
-                line = text.count("\n", 0, at) + 1
-                raise GraphError(f"line {line}: can't read {text[at : at + 20].strip()!r}")
+                rest = text[at:].lstrip()
+                line += text.count("\n", counted, len(text) - len(rest))
+                raise GraphError(f"line {line}: can't read {rest[:20].rstrip()!r}")
             at = found.end()
             kind = str(found.lastgroup)
+            start = found.start(kind)
+            line += text.count("\n", counted, start)
+            counted = start
             if kind != "comment":
-                self.items.append((kind, found[kind], text.count("\n", 0, found.start(kind)) + 1))
+                self.items.append((kind, found[kind], line))
         self.items.append(("end", "", text.count("\n") + 1))
         self.at = 0
 

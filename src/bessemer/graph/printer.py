@@ -47,6 +47,11 @@ def format_attr(value: Attr) -> str:
     return _number(value)
 
 
+def _key(name: str) -> str:
+    """A name as it stands if it is one word, quoted otherwise."""
+    return name if name.isascii() and name.isidentifier() else json.dumps(name, ensure_ascii=False)
+
+
 def _format_node(node: Node, names: dict[Value, str]) -> str:
     results = ", ".join(names[v] for v in node.outputs)
     operands = f"({', '.join(names[v] for v in node.inputs)})" if node.inputs else ""
@@ -69,7 +74,7 @@ def print_graph(graph: Graph, *, locations: bool = False) -> str:
             names[value] = f"%{len(names)}"
         comment = f"  // {node.loc}" if locations and node.loc else ""
         lines.append(f"  {_format_node(node, names)}{comment}")
-    lines += [f"  output {k} = {names[v]}" for k, v in graph.outputs.items()]
-    lines += [f"  update {k} = {names[v]}" for k, v in graph.updates.items()]
+    lines += [f"  output {_key(k)} = {names[v]}" for k, v in graph.outputs.items()]
+    lines += [f"  update {_key(k)} = {names[v]}" for k, v in graph.updates.items()]
     lines += [f"  weight {json.dumps(k)} = {names[v]}" for k, v in graph.weights.items()]
     return "\n".join([*lines, "}"]) + "\n"

@@ -108,12 +108,12 @@ def emit(op: str, *inputs: Value, loc: str = "", **attrs: Attr) -> Value:
 
 
 def constant(value: np.ndarray | float | int | bool, dtype: Any = None) -> Value:
-    """A constant node; Python floats become f32 and ints i64."""
+    """A constant node with a copy of the value; Python floats become f32 and ints i64."""
     if dtype is None and isinstance(value, float):
         dtype = np.float32
-    array = np.ascontiguousarray(np.asarray(value, dtype=dtype))
+    array = np.array(value, dtype=dtype, order="C")
     array.flags.writeable = False
-    return emit("constant", value=array.reshape(np.shape(value)))
+    return emit("constant", value=array)
 
 
 def param(name: str, type_: TensorType) -> Value:
