@@ -1,0 +1,253 @@
+"""Import a model: checkpoint or module in, graph and weight reader out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from transformers import PreTrainedModel
+
+from bessemer.errors import UnsupportedError
+from bessemer.graph import Graph, Node, Value, verify
+from bessemer.importer import rope
+from bessemer.importer.architectures import SUPPORTED, check_config
+from bessemer.importer.capture import CausalLM, export
+from bessemer.importer.checkpoint import Checkpoint, open_checkpoint
+from bessemer.importer.convert import Converted, convert
+from bessemer.importer.rows import check_rows
+from bessemer.importer.skeleton import from_config, read_config, use_ops, without_weights
+from bessemer.importer.weights import (
+    ModuleWeights,
+    Resolver,
+    WeightReader,
+    WithExtra,
+    tied_names,
+)
+
+log = logging.getLogger(__name__)
+
+Source: TypeAlias = str | Path | Checkpoint | torch.nn.Module
+# The context of a module that doesn't say how long its sequences may be.
+DEFAULT_CONTEXT = 4096
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A model as a graph, and where its weights are.
+
+    Attributes:
+        graph: inputs `ids` and `positions` i64[1, T] (and `sequence_length` i64[] where `rope` is
+            set), output `logits` f32[1, T, vocab].
+        config: what config.json holds; empty for a plain module.
+        generation_config: likewise generation_config.json.
+        checkpoint: reads the tensors that the graph's `param` nodes name.
+        vocab_size: width of the logits.
+        context_length: the longest sequence that the model itself allows.
+        rope: {"kind": "longrope" | "dynamic", "threshold": tokens} when rotary frequencies
+            depend on the length of the whole sequence, else None.
+        capture: "export" or "dynamo".
+        parameters: the model's own parameter names -> expressions over the checkpoint's tensors.
+        module: the module that was imported; None for a checkpoint.
+    """
+
+    graph: Graph
+    config: dict[str, Any]
+    generation_config: dict[str, Any]
+    checkpoint: WeightReader
+    vocab_size: int
+    context_length: int
+    rope: dict[str, Any] | None
+    capture: str
+    parameters: Mapping[str, Value] = field(repr=False)
+    module: torch.nn.Module | None = field(repr=False, default=None)
+
+
+def import_model(source: Source, *, capture: str = "export") -> Imported:
+    """Import a model.
+
+    Args:
+        source: a folder, GGUF file, hub name or alias; an opened `Checkpoint`; a transformers
+            causal language model; or any module that maps token ids and positions, both i64[1, T]
+            or both i64[T], to logits of every token. A module is not changed.
+        capture: "export" (non-strict torch.export) or "dynamo" (strict, through TorchDynamo).
+
+    Raises:
+        CheckpointError: a tensor is missing, or has another shape than the config says.
+        UnsupportedError: lists all that can't be compiled.
+        UsageError: an unknown capture way.
+    """
+    if isinstance(source, (str, Path)):
+        source = open_checkpoint(source)
+    if isinstance(source, Checkpoint):
+        check_config(source.config)
+        model = from_config(read_config(source.config))
+        return _import_causal_lm(model, source, source.config, source.generation_config, capture)
+    if isinstance(source, PreTrainedModel):
+        config = source.config.to_dict()
+        check_config(config)
+        generation = getattr(source, "generation_config", None)
+        found = _import_causal_lm(
+            _checked_copy(source),
+            ModuleWeights(source),
+            config,
+            {} if generation is None else generation.to_dict(),
+            capture,
+            module=source,
+        )
+        return found
+    if isinstance(source, torch.nn.Module):
+        return _import_module(source, capture)
+    raise TypeError(f"import_model takes a path, checkpoint or module, not {type(source).__name__}")
+
+
+def _checked_copy(model: PreTrainedModel) -> PreTrainedModel:
+    copied = without_weights(model)
+    assert isinstance(copied, PreTrainedModel)
+    if not hasattr(copied, "lm_head") and copied.get_output_embeddings() is None:
+        raise UnsupportedError(
+            f"{type(model).__name__} has no language-model head; use the ForCausalLM class"
+        )
+    return copied
+
+
+def _import_causal_lm(
+    model: PreTrainedModel,
+    checkpoint: WeightReader,
+    config: dict[str, Any],
+    generation_config: dict[str, Any],
+    capture: str,
+    module: torch.nn.Module | None = None,
+) -> Imported:
+    """Import a transformers model whose parameters are stand-ins."""
+    kind = str(config["model_type"])
+    if kind not in SUPPORTED:
+        log.warning("model_type %s has not been tested; run `bessemer verify`", kind)
+    use_ops(model)
+    length_rope = rope.make_exportable(model)
+    aliases = tied_names(model)
+    converted, parameters = _converted(
+        CausalLM(model), kind, checkpoint, aliases, capture, "model."
+    )
+    _every_layer_attends(converted.graph, model)
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return _imported(
+        converted,
+        config=config,
+        generation_config=generation_config,
+        checkpoint=checkpoint,
+        limit=limit,
+        rope=length_rope,
+        capture=capture,
+        parameters=parameters,
+        module=module,
+    )
+
+
+def _import_module(module: torch.nn.Module, capture: str) -> Imported:
+    """Import a module with token ids and positions in, logits out."""
+    name = type(module).__name__
+    checkpoint = ModuleWeights(module)
+    errors = []
+    for rank in (2, 1):
+        copied = without_weights(module)
+        try:
+            converted, parameters = _converted(
+                copied, name, checkpoint, tied_names(copied), capture, "", rank
+            )
+        except UnsupportedError as error:
+            errors.append(error)
+            continue
+        limit = getattr(module, "max_position_embeddings", None)
+        return _imported(
+            converted,
+            config={},
+            generation_config={},
+            checkpoint=checkpoint,
+            limit=limit if isinstance(limit, int) else None,
+            rope=None,
+            capture=capture,
+            parameters=parameters,
+            module=module,
+        )
+    raise errors[0]
+
+
+def _converted(
+    module: torch.nn.Module,
+    name: str,
+    checkpoint: WeightReader,
+    aliases: Mapping[str, list[str]],
+    capture: str,
+    prefix: str,
+    rank: int = 2,
+) -> tuple[Converted, dict[str, Value]]:
+    program = export(module, capture, rank=rank)
+    resolver = Resolver(checkpoint, aliases)
+    parameters: dict[str, Value] = {}
+
+    def leaf(target: str, type_: Any) -> Value:
+        if target not in parameters:
+            parameters[target] = resolver(target, type_)
+        return parameters[target]
+
+    converted = convert(program, name, leaf, prefix=prefix)
+    if resolver.missing:
+        checkpoint.require(resolver.missing)
+    verify(converted.graph)
+    check_rows(converted.graph)
+    return converted, parameters
+
+
+def _every_layer_attends(graph: Graph, model: PreTrainedModel) -> None:
+    """Each layer must have gone through the attention op, or its cache would be lost."""
+    count = model.config.get_text_config().num_hidden_layers
+    layers = sorted(_number(n, "layer") for n in graph if n.op == "attention")
+    if layers != list(range(count)):
+        absent = sorted(set(range(count)) - set(layers))
+        raise UnsupportedError(
+            f"{type(model).__name__}: layers {absent} of {count} have no attention of their own "
+            "with a KV cache (recurrent, convolution or shared-KV layers)"
+        )
+
+
+def _number(node: Node, name: str) -> int:
+    value = node.attrs[name]
+    assert isinstance(value, int)
+    return value
+
+
+def position_limit(graph: Graph) -> int | None:
+    """The smallest table or state that positions index, if there is one."""
+    limits = []
+    for node in graph:
+        if node.op in ("embedding", "take", "put") and _is_positions(node.inputs[1]):
+            axis = -2 if node.op == "embedding" else _number(node, "axis")
+            size = node.inputs[0].shape[axis]
+            if isinstance(size, int):
+                limits.append(size)
+    return min(limits, default=None)
+
+
+def _is_positions(value: Value) -> bool:
+    while value.op in ("reshape", "slice", "expand", "permute", "cast"):
+        value = value.node.inputs[0]
+    return value.op == "input" and value.node.attrs["name"] == "positions"
+
+
+def _imported(converted: Converted, *, limit: int | None, **fields: Any) -> Imported:
+    graph = converted.graph
+    limits = [n for n in (limit, position_limit(graph)) if n is not None]
+    vocab = graph.outputs["logits"].shape[-1]
+    assert isinstance(vocab, int)
+    if converted.extra:
+        fields["checkpoint"] = WithExtra(fields["checkpoint"], converted.extra)
+    return Imported(
+        graph=graph,
+        vocab_size=vocab,
+        context_length=min(limits, default=DEFAULT_CONTEXT),
+        **fields,
+    )

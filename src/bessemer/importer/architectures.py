@@ -1,0 +1,100 @@
+"""The architectures that are tested against transformers, and those that can't be compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bessemer.errors import UnsupportedError
+
+_BOTH = "export and dynamo"
+
+# model_type -> which capture ways work
+SUPPORTED: dict[str, str] = dict.fromkeys(
+    (
+        "cohere2",
+        "deepseek_v2",
+        "deepseek_v3",
+        "gemma2",
+        "gemma3_text",
+        "glm4",
+        "gpt_neox",
+        "gpt_oss",
+        "granite",
+        "llama",
+        "mistral",
+        "mixtral",
+        "olmo2",
+        "phi",
+        "phi3",
+        "qwen2",
+        "qwen3",
+        "qwen3_moe",
+        "smollm3",
+        "stablelm",
+        "starcoder2",
+    ),
+    _BOTH,
+)
+
+_RECURRENT = "its layers keep a recurrent or convolution state, which is not captured yet"
+_ENCODER = "it is not a causal language model"
+_IMAGES = "it takes images or sound besides tokens"
+
+# model_type -> why not
+UNSUPPORTED: dict[str, str] = {
+    **dict.fromkeys(("bloom", "mpt"), "its attention adds ALiBi biases to the scores"),
+    **dict.fromkeys(
+        (
+            "bamba",
+            "falcon_h1",
+            "falcon_mamba",
+            "granitemoehybrid",
+            "jamba",
+            "lfm2",
+            "lfm2_moe",
+            "mamba",
+            "mamba2",
+            "minimax",
+            "nemotron_h",
+            "qwen3_next",
+            "recurrent_gemma",
+            "rwkv",
+            "zamba",
+            "zamba2",
+        ),
+        _RECURRENT,
+    ),
+    **dict.fromkeys(("bert", "distilbert", "roberta", "t5", "bart", "modernbert"), _ENCODER),
+    **dict.fromkeys(
+        (
+            "gemma3",
+            "gemma3n",
+            "gemma4",
+            "idefics3",
+            "llama4",
+            "llava",
+            "mistral3",
+            "mllama",
+            "paligemma",
+            "qwen2_5_vl",
+            "qwen2_vl",
+            "qwen3_vl",
+            "smolvlm",
+        ),
+        _IMAGES,
+    ),
+    "gemma3n_text": "its later layers share the keys and values of earlier ones",
+    "deepseek_v4": "transformers' model of it does not export",
+}
+
+
+def check_config(config: dict[str, Any]) -> None:
+    """Raises UnsupportedError for a config that is known not to compile, with the reason."""
+    kind = config.get("model_type")
+    if not kind:
+        raise UnsupportedError("config.json has no model_type")
+    if kind in UNSUPPORTED:
+        raise UnsupportedError(
+            f"model_type {kind!r} can't be compiled: {UNSUPPORTED[kind]}. "
+            f"Tested architectures: {', '.join(sorted(SUPPORTED))}"
+        )
