@@ -293,14 +293,6 @@ def _reproducer(error: CompileError) -> tuple[list[str], Path]:
     return command, Path(command[-1])
 
 
-@pytest.fixture
-def odd_tmpdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "a b' \" \\ é модель"
-    folder.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(folder))
-    return folder
-
-
 def test_syntax_error_has_a_reproducer(odd_tmpdir: Path) -> None:
     with pytest.raises(CompileError, match=r"module 'broken' does not parse") as caught:
         compile_module("func.func @f( { return }", Target.native(), "broken")

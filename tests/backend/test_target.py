@@ -58,7 +58,7 @@ def test_named_cpu_has_an_explicit_feature_list() -> None:
     target = Target.parse("x86_64", "x86-64-v3")
     assert {"avx2", "fma", "f16c", "bmi2", "lzcnt"} <= set(target.features)
     assert "avx512f" not in target.features
-    assert target.required_features() == (
+    assert (*target.required_features(),) == (
         [
             "abm",
             "avx",
