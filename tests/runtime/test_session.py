@@ -17,7 +17,8 @@ import pytest
 
 from bessemer.artifact.manifest import RopeSwitch
 from bessemer.errors import ContextLengthError, GenerationError, UsageError
-from bessemer.runtime.session import Session, StepCancelled
+from bessemer.runtime.interrupt import StepCancelled
+from bessemer.runtime.session import Session
 
 from . import toy
 

@@ -54,8 +54,8 @@ static int64_t weighted(call *c, int layer, int64_t from, int64_t to, int64_t mo
     int64_t sum = 0, rows = ring(c->state, layer);
     for (int64_t q = from; q <= to; ++q) {
         float key = cells(c->state, layer, 0)[q % rows], value = cells(c->state, layer, 1)[q % rows];
-        if ((int64_t)key != q || (int64_t)value / 100 != regime(c->ctx)) c->broken = 1;
-        sum = (sum + ((int64_t)value % 100) * (q + 3)) % modulus;
+        if ((int64_t)key != q || (int64_t)value / 1000 != regime(c->ctx)) c->broken = 1;
+        sum = (sum + ((int64_t)value % 1000) * (q + 3)) % modulus;
     }
     return sum;
 }
@@ -92,7 +92,7 @@ static int feed(call *c) {
         int64_t p = c->positions[t], id = c->ids[t];
         for (int layer = 0; layer < 2; ++layer) {
             cells(c->state, layer, 0)[p % ring(c->state, layer)] = (float)p;
-            cells(c->state, layer, 1)[p % ring(c->state, layer)] = (float)(id + 100 * regime(c->ctx));
+            cells(c->state, layer, 1)[p % ring(c->state, layer)] = (float)(id + 1000 * regime(c->ctx));
         }
         if (words(c->state)[4]) {
             int64_t kept;

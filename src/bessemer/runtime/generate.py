@@ -22,6 +22,7 @@ from typing import Literal, Protocol
 import numpy as np
 
 from bessemer.errors import ContextLengthError, UsageError
+from bessemer.runtime.interrupt import StepCancelled
 from bessemer.runtime.sampling import Sampler, SamplingOptions
 from bessemer.runtime.stops import StopMatcher
 from bessemer.runtime.streaming import TextStreamer
@@ -95,9 +96,9 @@ class GenerationResult:
 class Generation(Iterator[str]):
     """Yields the answer in pieces, none of them empty; joined they are `result.text`.
 
-    Nothing runs until the first piece is asked for. Ctrl-C inside a step, or `cancel()` from
-    anywhere, ends it after that step with the reason `cancelled`; the session stays usable. Any
-    other error of the session or the sampler passes through and ends the generation.
+    Nothing runs until the first piece is asked for. Ctrl-C, or `cancel()` from anywhere, ends it
+    within the running step with the reason `cancelled`; the session stays usable. Any other error
+    of the session or the sampler passes through and ends the generation.
     """
 
     def __init__(
@@ -146,8 +147,11 @@ class Generation(Iterator[str]):
         return self._result
 
     def cancel(self) -> None:
-        """End the generation before its next step; safe from another thread."""
+        """End the generation, and its running step where the session can; from any thread."""
         self._cancelled = True
+        cancel_step = getattr(self._session, "cancel", None)
+        if cancel_step is not None:
+            cancel_step()
 
     def complete(self) -> GenerationResult:
         """Run to the end and return the result."""
@@ -165,7 +169,7 @@ class Generation(Iterator[str]):
                     self._close("cancelled")
                 else:
                     self._step()
-            except KeyboardInterrupt:
+            except (KeyboardInterrupt, StepCancelled):
                 self._cancelled = True
             except BaseException:
                 self._failed = True

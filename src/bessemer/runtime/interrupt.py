@@ -14,7 +14,12 @@ import signal
 import threading
 from collections.abc import Callable
 
+from bessemer.errors import GenerationError
 from bessemer.runtime.library import Context
+
+
+class StepCancelled(GenerationError):
+    """A call was cancelled by `Session.cancel`; the session is where it was before it."""
 
 
 class _Watcher:

@@ -14,16 +14,12 @@ import numpy.typing as npt
 
 from bessemer.errors import ContextLengthError, GenerationError, UsageError
 from bessemer.runtime.engine import Engine
-from bessemer.runtime.interrupt import call_interruptibly
+from bessemer.runtime.interrupt import StepCancelled, call_interruptibly
 from bessemer.runtime.library import STATUS_OK, Context, Memref1, Memref2
 from bessemer.runtime.memory import allocate
 from bessemer.runtime.state import Held, filled, named_states, usable
 
 F32Array = npt.NDArray[np.float32]
-
-
-class StepCancelled(GenerationError):
-    """A call was cancelled by `Session.cancel`; the session is where it was before it."""
 
 
 class Session:

@@ -1,0 +1,265 @@
+"""A loaded artifact that answers: text in, text out."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bessemer.artifact.manifest import Manifest
+from bessemer.artifact.reader import Artifact, open_artifact
+from bessemer.errors import ArtifactError, UsageError
+from bessemer.runtime.chat_template import render
+from bessemer.runtime.engine import Engine
+from bessemer.runtime.generate import Generation, GenerationResult, generate_stream
+from bessemer.runtime.sampling import SamplingOptions
+from bessemer.runtime.session import Session
+from bessemer.runtime.tokenizer import Tokenizer
+
+# Sessions that are kept for the next `generate`: one serves a program that asks one thing after
+# the other without giving its memory back in between.
+IDLE_SESSIONS = 1
+
+Prompt = str | Sequence[int]
+Messages = Sequence[Mapping[str, Any]]
+
+
+class Model:
+    """A compiled model. Threads may share it; each conversation is a `Session` of its own."""
+
+    def __init__(
+        self, artifact: Artifact, threads: int | None = None, weights_mode: str | None = None
+    ) -> None:
+        """The model in an opened artifact. Code and weights are loaded when first needed.
+
+        threads: the cores that this process may use when None.  weights_mode: "map" or "huge",
+        see `weights.load_weights`.
+        """
+        self._artifact = artifact
+        self._threads = threads
+        self._weights_mode = weights_mode
+        self._loading = threading.Lock()
+        self._engine: Engine | None = None
+        self._idle: list[Session] = []
+
+    @classmethod
+    def load(
+        cls, folder: str | Path, *, threads: int | None = None, weights_mode: str | None = None
+    ) -> Model:
+        """The model in `folder`, ready to run. Raises ArtifactError when it can't run here."""
+        model = cls(open_artifact(folder), threads, weights_mode)
+        model.engine  # noqa: B018 - load it now
+        return model
+
+    def __repr__(self) -> str:
+        return f"<bessemer.Model {self.name!r} in {str(self.path)!r}>"
+
+    # -- what it is ----------------------------------------------------------------------------
+
+    @property
+    def path(self) -> Path:
+        """The artifact's folder."""
+        return self._artifact.folder
+
+    @property
+    def manifest(self) -> Manifest:
+        """What the artifact says about itself."""
+        return self._artifact.manifest
+
+    @property
+    def name(self) -> str:
+        return self.manifest.name
+
+    @property
+    def context_length(self) -> int:
+        """Tokens that a session can hold."""
+        return self.manifest.context_length
+
+    @property
+    def vocab_size(self) -> int:
+        """The width of logits."""
+        return self.manifest.vocab_size
+
+    @property
+    def threads(self) -> int:
+        """Threads of a call."""
+        return self.engine.threads
+
+    @property
+    def engine(self) -> Engine:
+        """The loaded code and weights."""
+        with self._loading:
+            if self._engine is None:
+                self._engine = Engine.load(self._artifact, self._threads, self._weights_mode)
+            return self._engine
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether text can be used; else token ids can."""
+        return (self.path / "tokenizer.json").is_file()
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer. Raises ArtifactError when the artifact has none."""
+        if not self.has_tokenizer:
+            raise ArtifactError(
+                f"{self.path} has no tokenizer, since the model came without one: feed token ids "
+                "to a session, or put the model's tokenizer.json there"
+            )
+        return Tokenizer.load(self.path)
+
+    # -- using it ------------------------------------------------------------------------------
+
+    def session(self) -> Session:
+        """A new empty conversation."""
+        return Session(self.engine)
+
+    def generate(self, prompt: Prompt, **options: Any) -> str:
+        """The continuation of `prompt`, as text. Options as for `stream`."""
+        return self.stream(prompt, **options).complete().text
+
+    def chat(self, messages: Messages, **options: Any) -> str:
+        """The answer to a conversation, [{"role": "user", "content": ...}, ...], as text.
+
+        Options as for `stream_chat`.
+        """
+        return self.stream_chat(messages, **options).complete().text
+
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        max_tokens: int | None = None,
+        stop: Sequence[str] | str = (),
+        **sampling: Any,
+    ) -> Stream:
+        """The continuation of `prompt` (text, or token ids) in pieces, as it comes.
+
+        max_tokens: None goes on until the model ends or the context is full.  stop: strings that
+        end it and are not shown.  sampling: the fields of `SamplingOptions` (temperature, top_k,
+        top_p, min_p, repeat_penalty, seed, ...); greedy by default. The pieces joined are
+        `.result.text`; `.result` tells more when they are taken.
+        Raises UsageError for bad options and ContextLengthError for a prompt that doesn't fit.
+        """
+        if isinstance(prompt, str):
+            ids: Sequence[int] = self.tokenizer.encode(prompt)
+        else:
+            ids = prompt
+        return self._start(ids, max_tokens, stop, sampling)
+
+    def stream_chat(
+        self,
+        messages: Messages,
+        *,
+        max_tokens: int | None = None,
+        stop: Sequence[str] | str = (),
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **sampling: Any,
+    ) -> Stream:
+        """The answer to a conversation in pieces. Options as for `stream`; tools: for templates
+        that know them.
+        """
+        return self._start(self.encode_chat(messages, tools=tools), max_tokens, stop, sampling)
+
+    def encode_chat(
+        self, messages: Messages, *, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[int]:
+        """The token ids of a conversation by the model's chat template, up to the answer.
+
+        Raises ChatTemplateError when the model has no template or it refuses the messages.
+        """
+        tokenizer = self.tokenizer
+        text = render(
+            tokenizer.chat_template,
+            messages,
+            bos_token=tokenizer.bos_token,
+            eos_token=tokenizer.eos_token,
+            tools=tools,
+        )
+        return tokenizer.encode_chat(text)
+
+    def _start(
+        self,
+        ids: Sequence[int],
+        max_tokens: int | None,
+        stop: Sequence[str] | str,
+        sampling: Mapping[str, Any],
+    ) -> Stream:
+        options = sampling_options(sampling)
+        tokenizer = self.tokenizer
+        session = self._borrow()
+        try:
+            generation = generate_stream(
+                session, tokenizer, ids, max_tokens=max_tokens, sampling=options, stops=stop
+            )
+        except BaseException:
+            self._give_back(session)
+            raise
+        return Stream(self, session, generation)
+
+    def _borrow(self) -> Session:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return self.session()
+
+    def _give_back(self, session: Session) -> None:
+        session.rewind(0)
+        if len(self._idle) < IDLE_SESSIONS:
+            self._idle.append(session)
+
+
+class Stream(Iterator[str]):
+    """Pieces of an answer; `result` when they are taken. `cancel()` ends it from any thread."""
+
+    def __init__(self, model: Model, session: Session, generation: Generation) -> None:
+        self._model = model
+        self._session: Session | None = session
+        self._generation = generation
+
+    def __next__(self) -> str:
+        try:
+            return next(self._generation)
+        except StopIteration:
+            session, self._session = self._session, None
+            if session is not None:
+                self._model._give_back(session)
+            raise
+
+    @property
+    def result(self) -> GenerationResult:
+        """The outcome. Raises UsageError while the answer isn't over."""
+        return self._generation.result
+
+    def cancel(self) -> None:
+        """End the answer within the running step."""
+        self._generation.cancel()
+
+    def complete(self) -> GenerationResult:
+        """Take all pieces; returns the result."""
+        for _ in self:
+            pass
+        return self.result
+
+
+def sampling_options(values: Mapping[str, Any]) -> SamplingOptions:
+    """SamplingOptions of keyword arguments; UsageError names one that doesn't exist."""
+    known = set(SamplingOptions.__dataclass_fields__)
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise UsageError(
+            f"there is no option {', '.join(unknown)}; known: max_tokens, stop, "
+            f"{', '.join(sorted(known))}"
+        )
+    return SamplingOptions(**values)
+
+
+def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many ids two sequences have in common at the start."""
+    count = min(len(first), len(second))
+    differing = np.flatnonzero(np.asarray(first[:count]) != np.asarray(second[:count]))
+    return int(differing[0]) if len(differing) else count
