@@ -16,10 +16,13 @@ from typing import TYPE_CHECKING, Any
 from bessemer.errors import UsageError
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from bessemer.backend.codegen import CompiledModule
     from bessemer.backend.target import Target
     from bessemer.codegen.generate import Generated
     from bessemer.importer.api import Imported
+    from bessemer.importer.weights import WeightReader
     from bessemer.passes.pipeline import Lowered
 
 WEIGHT_FORMATS = ("f32", "f16", "bf16")
@@ -147,8 +150,7 @@ def build_objects(
     """Machine code of every MLIR module, into `compilation.objects`."""
     from bessemer.backend.codegen import compile_module
 
-    modules = compilation.generated.modules
-    exports = [f"_mlir_ciface_{e}" for e in compilation.generated.entries]
+    modules, entries = compilation.generated.modules, compilation.generated.entries
     assembly = "asm" in compilation.options.emit
     with _stage("backend", compilation.seconds, progress):
         for i, (stem, text) in enumerate(modules.items()):
@@ -158,9 +160,8 @@ def build_objects(
                 text,
                 compilation.target,
                 stem,
-                exports=exports,
+                exports=[f"_mlir_ciface_{stem}"] if stem in entries else [],
                 assembly=assembly,
-                on_bufferized=compilation.generated.on_bufferized(stem),
                 dump=dump,
             )
             compilation.dumps[stem] = dump or {}
@@ -170,6 +171,7 @@ def _write(
     compilation: Compilation, output: Path, key: str, start: float, progress: Progress
 ) -> Path:
     """Link, then write the folder."""
+    from bessemer.artifact.manifest import RopeSwitch
     from bessemer.artifact.writer import write_artifact
     from bessemer.backend.link import archive, compile_native, link_shared, prefix_symbols
     from bessemer.codegen.abi import emit_header
@@ -179,6 +181,7 @@ def _write(
         compilation.generated,
         compilation.options,
     )
+    origin = Origin.of(imported)
     with tempfile.TemporaryDirectory(prefix="bessemer-") as name:
         folder = Path(name)
         with _stage("link", compilation.seconds, progress):
@@ -197,25 +200,61 @@ def _write(
             generated=generated,
             library=folder / "model.so",
             archive=folder / "libmodel.a",
-            header=emit_header(generated, imported.name, options.prefix),
+            header=emit_header(generated, origin.name, options.prefix),
             read=imported.checkpoint.read,
-            read_stored=imported.checkpoint.read_stored,
-            name=imported.name,
+            read_stored=_stored_reader(imported.checkpoint),
+            name=origin.name,
             config=imported.config,
             generation_config=imported.generation_config,
             options=options.to_json(),
             target=compilation.target.to_json(),
             required_features=compilation.target.required_features(),
-            source=imported.source,
+            source=origin.to_json(),
             versions=_versions(),
-            rope=imported.rope,
+            rope=RopeSwitch(**imported.rope) if imported.rope else None,
             prefix=options.prefix,
             key=key,
             compile_seconds=lambda: time.perf_counter() - start,
-            write_tokenizer=imported.write_tokenizer,
+            write_tokenizer=getattr(imported.checkpoint, "write_tokenizer", None),
             extra_files=_emitted(compilation),
             progress=lambda done, total: progress("weights", done, total),
         )
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a model came from: kind ("hf", "gguf", "module"), its place, and a content key."""
+
+    name: str
+    kind: str
+    path: str
+    fingerprint: str
+
+    @staticmethod
+    def of(imported: Imported) -> Origin:
+        checkpoint = imported.checkpoint
+        path = getattr(checkpoint, "path", None)
+        kind = getattr(checkpoint, "kind", "module")
+        if path is None:
+            shown = type(imported.module).__name__ if imported.module is not None else "model"
+        else:
+            shown = Path(path).stem if Path(path).suffix == ".gguf" else Path(path).name
+        return Origin(shown, kind, str(path or ""), checkpoint.fingerprint())
+
+    def to_json(self) -> dict[str, str]:
+        return asdict(self)
+
+
+def _stored_reader(checkpoint: WeightReader) -> Callable[[str], tuple[str, np.ndarray] | None]:
+    """Bit patterns of tensors that are kept as plain floats; None for quantised ones."""
+
+    def read(name: str) -> tuple[str, np.ndarray] | None:
+        dtype = checkpoint.info(name).dtype
+        if dtype not in WEIGHT_FORMATS:
+            return None
+        return dtype, checkpoint.read_stored(name)
+
+    return read
 
 
 def _emitted(compilation: Compilation) -> dict[str, str]:

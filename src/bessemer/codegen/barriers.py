@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bessemer.codegen.group import KERNELS, ROWS
+from bessemer.codegen.group import ROWS
 from bessemer.codegen.memory import ArenaPlan
 from bessemer.codegen.program import Call, Program
 from bessemer.codegen.views import Buffer
@@ -30,17 +30,9 @@ class Touch:
     buffer: Buffer | None
 
 
-def split_of(call: Call) -> str:
-    """The split of a call's kernel; generic groups say it in their payload. One row is no split."""
-    if call.payload is not None:
-        return "rows" if call.payload.splits_rows else "single"
-    split = KERNELS[call.spec.kind].split
-    return "single" if split == "rows" and call.rows == 1 else split
-
-
 def touches(call: Call, plan: ArenaPlan) -> list[Touch]:
     """Memory of a call that other calls may touch as well. Weights and inputs are never written."""
-    split = split_of(call)
+    split = call.split
     found = []
     for access, operand in zip(call.accesses, call.spec.operands, strict=True):
         buffer = access.view.buffer

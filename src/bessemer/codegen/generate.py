@@ -14,7 +14,7 @@ from bessemer.artifact.layout import (
     align,
 )
 from bessemer.codegen import kernels as _kernels  # noqa: F401  (registers them)
-from bessemer.codegen.barriers import place_barriers, split_of, verify_barriers
+from bessemer.codegen.barriers import place_barriers, verify_barriers
 from bessemer.codegen.group import KERNELS, CodegenTarget, GroupSpec, emit_group
 from bessemer.codegen.hot import PANEL_OPERAND, is_hot
 from bessemer.codegen.main_graph import PlannedCall, emit_main_graph, plan_calls
@@ -191,7 +191,11 @@ def _groups(
 def _emit(name: str, call: Call, target: CodegenTarget) -> tuple[str, int]:
     if call.payload is not None:
         group = emit_generic_group(
-            name, call.payload, split_rows=split_of(call) == "rows", chunk=target.chunk
+            name,
+            call.payload,
+            split_rows=call.split == "rows",
+            chunk=target.chunk,
+            operands=call.spec.operands,
         )
         return group.text, group.thread_scratch_bytes
     kernel = KERNELS[call.spec.kind]
@@ -212,7 +216,7 @@ def group_table(entry: EntryPlan) -> list[Mapping[str, object]]:
             {
                 "function": planned.function,
                 "kind": call.spec.kind,
-                "split": split_of(call),
+                "split": call.split,
                 "calls": 0,
                 "barriers": 0,
                 "first": call.label,

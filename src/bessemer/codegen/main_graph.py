@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bessemer.artifact.layout import ScratchLayout
-from bessemer.codegen.barriers import split_of
 from bessemer.codegen.emit import Fn, memref_type
 from bessemer.codegen.group import KERNELS, ROWS, BlockUnits, Operand, Units, signature
 from bessemer.codegen.memory import ArenaPlan
@@ -166,7 +165,7 @@ class _Worker:
         fn = self.fn
         rows = self.rows(call.rows)
         units = self._units(call, rows)
-        if split_of(call) == "single":
+        if call.split == "single":
             return fn.index(0), units, rows
         begin = fn.div(fn.mul(self.thread, units), self.threads)
         after = fn.add(self.thread, fn.index(1))
@@ -184,7 +183,7 @@ class _Worker:
         fn, call = self.fn, planned.call
         if planned.barrier:
             fn.line(f"func.call @bsm_barrier({self.ctx}, %tid) : (!llvm.ptr, i64) -> ()")
-        if split_of(call) == "single":
+        if call.split == "single":
             with fn.when(self.is_first):
                 self._emit_group_call(planned, numbers)
         else:
@@ -339,7 +338,7 @@ def emit_main_graph(
             fn.line(f"scf.if {go} {{")
             open_ifs += 1
     if program.hidden is not None:
-        if any(split_of(c.call) != "single" for c in calls):
+        if any(c.call.split != "single" for c in calls):
             worker.meet()
         view = program.hidden
         width = view.shape[-1]

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 
 from bessemer.artifact.layout import StateLayout, StoredWeight
 from bessemer.codegen.clusters import Item, Partition, partition
-from bessemer.codegen.group import ROWS, CodegenTarget, GroupSpec, Operand
-from bessemer.codegen.payload import PayloadSpec
+from bessemer.codegen.group import KERNELS, CodegenTarget, GroupSpec, Operand
+from bessemer.codegen.payload import PayloadSpec, emit_payload, row_wise
 from bessemer.codegen.views import Buffer, View, element_of, view_through, whole
+from bessemer.errors import CompileError
 from bessemer.graph.core import Graph, Node, Value, topological
 from bessemer.graph.dims import Dim, Size
 
@@ -33,7 +34,8 @@ class Access:
 @dataclass(frozen=True, eq=False)
 class Call:
     """One group call. rows: the symbol or number of the rows it works on. literals: its numbers.
-    resources: state that it touches besides its buffers, as (name, writes).
+    split: how threads share it, see `group.Kernel`; "single" for one row. resources: state that it
+    touches besides its buffers, as (name, writes).
     """
 
     spec: GroupSpec
@@ -41,6 +43,7 @@ class Call:
     literals: tuple[int, ...]
     rows: Size
     label: str
+    split: str
     payload: PayloadSpec | None = None
     resources: tuple[tuple[str, bool], ...] = ()
 
@@ -173,7 +176,7 @@ class Planner:
         literals: Mapping[str, int] | None = None,
         resources: tuple[tuple[str, bool], ...] = (),
         payload: PayloadSpec | None = None,
-        body: str = "",
+        split: str | None = None,
         rows: Size | None = None,
     ) -> None:
         named = tuple(Access(view, role) for view, role in accesses)
@@ -183,12 +186,17 @@ class Planner:
             tuple(a.operand for a in named),
             tuple(literals),
             tuple((attrs or {}).items()),
-            body,
+            emit_payload("group", payload) if payload else "",
         )
         if rows is None:  # those of the result
             rows = next((v.shape[0] for v, role in accesses if role == "out"), 1)
-        call = Call(spec, named, tuple(literals.values()), rows, label, payload, resources)
-        self.program.calls.append(call)
+        split = split or KERNELS[kind].split
+        if split == "rows" and rows == 1:
+            split = "single"
+        numbers = tuple(literals.values())
+        self.program.calls.append(
+            Call(spec, named, numbers, rows, label, split, payload, resources)
+        )
 
     def run(self) -> Program:
         for item in self._partition.items:
@@ -205,25 +213,51 @@ class Planner:
         """The payload of a cluster: its nodes, the views between them, and what goes in and out."""
         inside = set(item.nodes)
         outputs = [v for n in item.nodes for v in n.outputs if self._escapes(v, inside)]
-        updates = {v: k for k, v in self.graph.updates.items()}
         nodes, inputs = self._payload_nodes(outputs, inside)
+        updates = self._updates(outputs, inputs)
         spec = PayloadSpec(
             tuple(nodes),
             tuple(inputs),
             tuple(outputs),
             {v: self._weights[str(v.node.attrs["name"])] for v in inputs if v.node.op == "param"},
-            {v: self.read(v).strides for v in inputs if v.node.op != "param"},
+            updates,
         )
-        accesses = [(self.read(v), "weight" if v.op == "param" else "in") for v in inputs]
+        written = set(updates.values())
+        roles = {v: "weight" for v in inputs if v.op == "param"} | dict.fromkeys(written, "out")
+        accesses = [(self.read(v), roles.get(v, "in")) for v in inputs]
         for value in outputs:
             if value in updates:
-                state = Buffer(updates[value], element_of(value), value.shape, "state")
-                accesses.append((self.place(value, whole(state)), "out"))
+                self.place(value, self.read(updates[value]))
             else:
                 accesses.append((self.write(value), "out"))
         rows = next((v.shape[0] for v in outputs if v.shape and isinstance(v.shape[0], Dim)), 1)
-        label = item.nodes[-1].loc.split(" ")[0]
-        self.call("generic", accesses, label=label, payload=spec, body=spec.text, rows=rows)
+        split_rows = isinstance(rows, Dim) and not updates and row_wise(nodes, outputs)
+        self.call(
+            "generic",
+            accesses,
+            label=item.nodes[-1].loc.split(" ")[0],
+            payload=spec,
+            split="rows" if split_rows else "single",
+            rows=rows,
+        )
+
+    def _updates(self, outputs: list[Value], inputs: list[Value]) -> dict[Value, Value]:
+        """Outputs that replace a state -> that state. It is updated in place, so nobody else may
+        still want what it held. Raises CompileError.
+        """
+        found: dict[Value, Value] = {}
+        for name, value in self.graph.updates.items():
+            if value not in outputs:
+                continue
+            held = [v for v in inputs if v.op == "state" and v.node.attrs["name"] == name]
+            readers = [n for v in held for n in self._uses[v]]
+            if len(readers) != 1:
+                raise CompileError(
+                    f"state {name!r} has {len(readers)} readers of its old value; it is updated in "
+                    "place, so only the update itself may read it"
+                )
+            found[value] = held[0]
+        return found
 
     def _escapes(self, value: Value, inside: set[Node]) -> bool:
         """Whether anything outside the cluster reads the value, directly or through views."""
@@ -273,6 +307,3 @@ class Planner:
                 if value.node not in needed:
                     inputs.setdefault(value)
         return nodes, list(inputs)
-
-
-__all__ = ["EXPANDERS", "ROWS", "Access", "Call", "Planner", "Program", "expands"]
