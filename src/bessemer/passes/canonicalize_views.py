@@ -167,17 +167,29 @@ def _adjoin(a: Value, b: Value, axis: int) -> Value | None:
 
 
 def _elementwise(node: Node) -> Value | None:
-    """f(x.expand(s), y) = f(x, y) where broadcasting gives the same shape."""
+    """f(x.expand(s), y) = f(x, y) and f(x, y.view(1, s)) = f(x, y) by broadcasting."""
     shape = node.types[0].shape
     operands = list(node.inputs)
     for i, value in enumerate(operands):
-        if value.op == "expand":
-            shorter = [*operands[:i], value.node.inputs[0], *operands[i + 1 :]]
-            if broadcast(*(v.shape for v in shorter)) == shape:
-                operands = shorter
+        thin = _thinner(value)
+        if thin is None:
+            continue
+        others = [v.shape for j, v in enumerate(operands) if j != i]
+        if broadcast(thin.shape, *others) == shape:
+            operands[i] = thin
     if tuple(operands) == node.inputs:
         return None
     return build_from(node.op, operands, node.attrs, node.loc).out
+
+
+def _thinner(value: Value) -> Value | None:
+    """The value before an expand, or before a reshape that put axes of one in front."""
+    if value.op == "expand":
+        return value.node.inputs[0]
+    if value.op == "reshape" and value.shape[:1] == (1,):
+        lead = next((i for i, s in enumerate(value.shape) if s != 1), len(value.shape))
+        return views.reshape(value, value.shape[lead:])
+    return None
 
 
 _RULES: dict[str, Callable[[Node], Value | None]] = {

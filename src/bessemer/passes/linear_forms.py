@@ -65,6 +65,7 @@ class _NotLinearError(Exception):
 class _Tracer:
     def __init__(self) -> None:
         self._nodes = 0
+        self._in_product = False
 
     def trace(self, value: Value, trailing: tuple[int, ...]) -> Form:
         """Terms of the elements of the last `len(trailing)` axes of a value."""
@@ -103,10 +104,13 @@ class _Tracer:
                 return self._product(x, table, trailing)
         return None
 
-    def _product(self, x: Value, table: Value, trailing: tuple[int, ...]) -> Form:
+    def _product(self, x: Value, table: Value, trailing: tuple[int, ...]) -> Form | None:
+        """Sums times sums; a product inside a factor (a norm's weight, say) is a leaf of it."""
+        if self._in_product:
+            return None
+        self._in_product = True
         a, b = self.trace(x, trailing), self.trace(table, trailing)
-        if any(t.table is not None for t in (*a, *b)):
-            raise _NotLinearError
+        self._in_product = False
         return tuple(
             Term(t.scale * u.scale, t.source, t.index, u.source, u.index) for t in a for u in b
         )

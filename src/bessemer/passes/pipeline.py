@@ -56,8 +56,8 @@ PHASES: dict[str, tuple[Pass, ...]] = {
     "recognise": (
         ClassicFusion(),
         Activations(),
-        RmsNorm(),
         LayerNorm(),
+        RmsNorm(),
         Rope(),
         SinkTransposes(),
         CommonSubexpressions(),

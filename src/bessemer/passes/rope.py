@@ -57,7 +57,7 @@ def _with_rest(node: Node) -> Value | None:
 
 @dataclass(frozen=True)
 class _Rotation:
-    """y = rope(x[start:start + width])[order], with table columns by pair."""
+    """y = rope(x[start:start + width])[order], with columns of factor * table by pair."""
 
     x: Value
     start: int
@@ -66,6 +66,7 @@ class _Rotation:
     cos_columns: np.ndarray
     sin: Value
     sin_columns: np.ndarray
+    factor: float
     style: str
     order: np.ndarray
 
@@ -130,9 +131,11 @@ def _with_tables(
         return None
     count = int((c.scale != 0).sum())
     turned, kept = slice(0, count), slice(count, width)
+    factor = float(c.scale[0])
     scales_fit = (
-        (c.scale[turned] == 1).all()
-        and (np.abs(s.scale[turned]) == 1).all()
+        factor > 0
+        and (c.scale[turned] == factor).all()
+        and (np.abs(s.scale[turned]) == factor).all()
         and not s.scale[kept].any()
         and not rest.scale[turned].any()
         and (rest.scale[kept] == 1).all()
@@ -149,7 +152,7 @@ def _with_tables(
     if pairs is None:
         return None
     style, cos_columns, sin_columns = pairs
-    return _Rotation(x, start, width, cos, cos_columns, sin, sin_columns, style, order)
+    return _Rotation(x, start, width, cos, cos_columns, sin, sin_columns, factor, style, order)
 
 
 def _pairs(
@@ -163,7 +166,7 @@ def _pairs(
         for pair in range(half):
             low, high = pair * step, pair * step + span
             j, k = at[low], at[high]
-            signs = (s.scale[j], s.scale[k]) == (-1, 1)
+            signs = s.scale[j] < 0 < s.scale[k]
             partners = (int(s.index[j]) - start, int(s.index[k]) - start) == (high, low)
             tables = c.column[j] == c.column[k] and s.column[j] == s.column[k]
             if not (signs and partners and tables):
@@ -176,8 +179,8 @@ def _pairs(
 
 
 def _emit_rope(rotation: _Rotation, shape: Shape) -> Value | None:
-    cos = _columns(rotation.cos, rotation.cos_columns)
-    sin = _columns(rotation.sin, rotation.sin_columns)
+    cos = _columns(rotation.cos, rotation.cos_columns, rotation.factor)
+    sin = _columns(rotation.sin, rotation.sin_columns, rotation.factor)
     x = views.slice_last(rotation.x, rotation.start, rotation.start + rotation.width)
     rows = views.without_units(cos.shape[:-1])
     lead = x.shape[:-1]
@@ -197,8 +200,10 @@ def _emit_rope(rotation: _Rotation, shape: Shape) -> Value | None:
     return views.reshape(_ordered(y, rotation.order), shape)
 
 
-def _columns(table: Value, columns: np.ndarray) -> Value:
-    """The table's columns in the order of the pairs."""
+def _columns(table: Value, columns: np.ndarray, factor: float) -> Value:
+    """The table's columns in the order of the pairs, times a factor (YaRN's, longrope's)."""
+    if factor != 1:
+        table = emit("mul", table, constant(factor))
     start, count = int(columns[0]), len(columns)
     if (columns == np.arange(start, start + count)).all():
         return views.slice_last(table, start, start + count)
