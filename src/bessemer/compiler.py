@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from bessemer.backend.codegen import CompiledModule
     from bessemer.backend.target import Target
-    from bessemer.codegen.generate import Generated
+    from bessemer.codegen.generate import Generated, GenerateOptions
     from bessemer.importer.api import Imported
     from bessemer.importer.weights import WeightReader
     from bessemer.passes.pipeline import Lowered
@@ -117,8 +117,7 @@ def generate_model(
 ) -> Compilation:
     """The front half: import, passes and code generation, without machine code."""
     from bessemer.backend.target import Target
-    from bessemer.codegen.generate import GenerateOptions, generate
-    from bessemer.codegen.group import CodegenTarget
+    from bessemer.codegen.generate import generate
     from bessemer.importer.api import import_model
     from bessemer.passes.pipeline import lower
 
@@ -129,19 +128,21 @@ def generate_model(
     with _stage("passes", seconds, progress):
         lowered = lower(imported.graph)
     context = _context(options, imported.context_length)
-    registers = 32 if target.arch != "x86_64" else 16
-    codegen_target = CodegenTarget(
-        target.f32_lanes, registers, min(options.chunk, context), options.kv
-    )
     with _stage("codegen", seconds, progress):
         generated = generate(
-            lowered.prefill,
-            lowered.decode,
-            GenerateOptions(
-                codegen_target, options.weights or "f16", options.kv, context, options.schedule
-            ),
+            lowered.prefill, lowered.decode, codegen_options(options, target, context)
         )
     return Compilation(imported, options, target, lowered, generated, seconds=seconds)
+
+
+def codegen_options(options: CompileOptions, target: Target, context: int) -> GenerateOptions:
+    """What code generation is told. context: tokens of a session."""
+    from bessemer.codegen.generate import GenerateOptions
+    from bessemer.codegen.group import CodegenTarget
+
+    registers = 32 if target.arch != "x86_64" else 16
+    machine = CodegenTarget(target.f32_lanes, registers, min(options.chunk, context), options.kv)
+    return GenerateOptions(machine, options.weights or "f16", options.kv, context, options.schedule)
 
 
 def build_objects(
@@ -215,7 +216,7 @@ def _write(
             prefix=options.prefix,
             key=key,
             compile_seconds=lambda: time.perf_counter() - start,
-            write_tokenizer=getattr(imported.checkpoint, "write_tokenizer", None),
+            write_tokenizer=_tokenizer_writer(imported.checkpoint),
             extra_files=_emitted(compilation),
             progress=lambda done, total: progress("weights", done, total),
         )
@@ -239,10 +240,17 @@ class Origin:
             shown = type(imported.module).__name__ if imported.module is not None else "model"
         else:
             shown = Path(path).stem if Path(path).suffix == ".gguf" else Path(path).name
-        return Origin(shown, kind, str(path or ""), checkpoint.fingerprint())
+        place = "" if path is None else str(Path(path).resolve())
+        return Origin(shown, kind, place, checkpoint.fingerprint())
 
     def to_json(self) -> dict[str, str]:
         return asdict(self)
+
+
+def _tokenizer_writer(checkpoint: WeightReader) -> Callable[[Path], None] | None:
+    """Writes the checkpoint's tokenizer; None when it comes without one."""
+    has_tokenizer = getattr(checkpoint, "has_tokenizer", lambda: False)
+    return getattr(checkpoint, "write_tokenizer", None) if has_tokenizer() else None
 
 
 def _stored_reader(checkpoint: WeightReader) -> Callable[[str], tuple[str, np.ndarray] | None]:
@@ -258,10 +266,16 @@ def _stored_reader(checkpoint: WeightReader) -> Callable[[str], tuple[str, np.nd
 
 
 def _emitted(compilation: Compilation) -> dict[str, str]:
-    """The intermediate forms that `--emit` asks for, by path in the artifact."""
+    """The graphs, which `verify` needs where the checkpoint is gone, and the intermediate forms
+    that `--emit` asks for; by path in the artifact.
+    """
     from bessemer.graph import print_graph
 
-    emit, files = compilation.options.emit, {}
+    emit = compilation.options.emit
+    files = {
+        "graph/imported.graph": print_graph(compilation.imported.graph),
+        "graph/forward_prefill.graph": print_graph(compilation.lowered.prefill),
+    }
     if "graph" in emit:
         files["ir/imported.graph"] = print_graph(compilation.imported.graph, locations=True)
         files["ir/forward_prefill.graph"] = print_graph(compilation.lowered.prefill)

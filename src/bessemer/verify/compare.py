@@ -1,0 +1,132 @@
+"""Comparing logits: relative L2 error, and whether greedy decoding takes the same token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from bessemer.artifact.manifest import Manifest, RopeSwitch
+from bessemer.verify.report import NUMBERS, Report
+from bessemer.verify.trials import Section, Trial
+
+F32 = npt.NDArray[np.float32]
+Logits = Callable[[Sequence[int]], np.ndarray]  # ids to float32 [len(ids), vocab]
+
+# Relative L2 error of a row of logits against PyTorch float32 on the same weights. Sums in f32 in
+# another order give about 1e-6, so 1e-4 leaves room for deep models and peaked attention and is
+# far below what any wrong operation gives.
+F32_TOLERANCE = 1e-4
+# Keys and values rounded to f16 carry a relative error of up to 2^-11 = 5e-4 each.
+F16_KV_TOLERANCE = 2e-3
+# Two tokens tie when rounding may swap them: their logits differ by less than this many times the
+# error that the tolerance grants to one logit (as a root mean square over the vocabulary).
+NEAR_TIE_ERRORS = 6.0
+
+
+@dataclass
+class Comparison:
+    """Errors of the rows under one name. worst: the largest, at which row of which trial."""
+
+    name: str
+    tolerance: float
+    is_decode: bool = False
+    rows: int = 0
+    worst: float = 0.0
+    worst_at: tuple[int, int] | None = None
+    greedy: int = 0
+    near_ties: int = 0
+    flips: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return self.rows > 0 and self.worst <= self.tolerance and not self.flips
+
+    @property
+    def detail(self) -> str:
+        text = f"relative L2 {self.worst:.1e} (at most {self.tolerance:.0e}), {self.rows} rows, "
+        text += f"greedy {self.greedy}/{self.rows}"
+        if self.near_ties:
+            text += f" and {self.near_ties} near ties"
+        if self.worst > self.tolerance and self.worst_at is not None:
+            text += f"; the worst is position {self.worst_at[1]}"
+        return "; ".join([text, *self.flips[:3]])
+
+    def add(self, trial: int, row: int, ours: F32, reference: F32) -> None:
+        error = relative_l2(ours, reference)
+        self.rows += 1
+        if not error <= self.worst:  # NaN is worse than any number
+            self.worst, self.worst_at = error, (trial, row)
+        took, right = int(np.argmax(ours)), int(np.argmax(reference))
+        if took == right:
+            self.greedy += 1
+        elif _near_tie(reference, took, right, self.tolerance):
+            self.near_ties += 1
+        else:
+            self.flips.append(
+                f"position {row}: token {took} ({float(reference[took]):.4g} in the reference) "
+                f"instead of {right} ({float(reference[right]):.4g})"
+            )
+
+
+def relative_l2(ours: np.ndarray, reference: np.ndarray) -> float:
+    """|ours - reference| / |reference|; NaN where ours is not finite."""
+    wide, exact = ours.astype(np.float64), reference.astype(np.float64)
+    if not np.isfinite(wide).all():
+        return float("nan")
+    size = float(np.linalg.norm(exact))
+    return float(np.linalg.norm(wide - exact)) / (size or 1.0)
+
+
+def _near_tie(reference: F32, took: int, right: int, tolerance: float) -> bool:
+    """Whether an error within the tolerance may swap two tokens."""
+    typical = float(np.sqrt(np.mean(np.square(reference, dtype=np.float64))))
+    distance = float(reference[right]) - float(reference[took])
+    return distance <= NEAR_TIE_ERRORS * tolerance * typical
+
+
+def tolerance_of(manifest: Manifest) -> float:
+    return F16_KV_TOLERANCE if manifest.state.kv_dtype == "f16" else F32_TOLERANCE
+
+
+def compare_trials(
+    trials: Sequence[Trial],
+    reference: Logits,
+    tolerance: float,
+    rope: RopeSwitch | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Comparison]:
+    """One comparison for each name of a section. The reference runs once over a trial's whole
+    sequence, or once for each set of rotary factors that its sections were computed with.
+    """
+    found: dict[str, Comparison] = {}
+    for t, trial in enumerate(trials):
+        for length, sections in _by_length(trial, rope):
+            expected = np.asarray(reference(trial.ids[:length]))
+            for section in sections:
+                new = Comparison(section.name, tolerance, section.is_decode)
+                comparison = found.setdefault(section.name, new)
+                for i, ours in enumerate(section.logits):
+                    row = section.first + i
+                    comparison.add(t, row, ours, expected[row])
+            del expected
+        progress(t + 1, len(trials))
+    return list(found.values())
+
+
+def _by_length(trial: Trial, rope: RopeSwitch | None) -> Iterable[tuple[int, list[Section]]]:
+    """The sections of a trial, by the length of the sequence that the reference has to see."""
+    if rope is None:
+        return [(len(trial.ids), trial.sections)]
+    regimes: dict[int, list[Section]] = {}
+    for section in trial.sections:
+        regimes.setdefault(rope.regime(section.length), []).append(section)
+    return [(max(s.length for s in sections), sections) for sections in regimes.values()]
+
+
+def report_comparisons(report: Report, comparisons: Sequence[Comparison]) -> bool:
+    for comparison in comparisons:
+        report.add(NUMBERS, comparison.name, comparison.ok, comparison.detail)
+    return bool(comparisons) and all(c.ok for c in comparisons)
