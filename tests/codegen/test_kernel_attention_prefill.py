@@ -1,120 +1,34 @@
 """Flash attention against the graph's reference, over caches that the update kernel wrote."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from attention_case import CASES, Case, Filled
 from kernel_harness import Cache, CompiledKernel, codegen_target, row_operand
 
-import bessemer.codegen.kernels  # noqa: F401
-from bessemer.artifact.layout import KVLayer
-from bessemer.codegen.group import ROWS, GroupSpec, Operand
 from bessemer.graph.ops.fused import attend
 
 
-@dataclass(frozen=True)
-class Case:
-    """One attention layer."""
-
-    heads: int
-    kv_heads: int
-    key_width: int
-    value_width: int
-    window: int = 0
-    softcap: float = 0.0
-    sinks: bool = False
-    kv: str = "f32"
-    lanes: int = 8
-    registers: int = 16
-    chunk: int = 64
-
-    def spec(self) -> GroupSpec:
-        operands = [
-            row_operand("f32", (self.heads, self.key_width)),
-            Operand("i64", (ROWS,)),
-            Operand("i64", (ROWS,)),
-            Operand("i8", (ROWS,), role="state"),
-            *([Operand("f32", (self.heads,))] if self.sinks else []),
-            row_operand("f32", (self.heads, self.value_width)),
-        ]
-        attrs = {
-            "kv_heads": self.kv_heads,
-            "key_width": self.key_width,
-            "value_width": self.value_width,
-            "scale": self.key_width**-0.5,
-            "softcap": self.softcap,
-            "has_sinks": self.sinks,
-        }
-        literals = ("entry", "window")
-        return GroupSpec("flash_attention", tuple(operands), literals, tuple(attrs.items()))
-
-    def layer(self) -> KVLayer:
-        return KVLayer(0, self.kv_heads, self.key_width, self.value_width, self.window)
-
-
-class Run:
-    """A cache and its kernel; `chunk` appends rows and compares their attention."""
+class Run(Filled):
+    """A filled cache with the kernel."""
 
     def __init__(self, case: Case, seed: int = 0, capacity: int = 512) -> None:
-        self.case = case
-        self.rng = np.random.default_rng(seed)
-        target = replace(codegen_target(case.lanes, case.kv, case.registers), chunk=case.chunk)
-        self.cache = Cache([case.layer()], target, capacity=capacity, chunk=case.chunk)
-        self.kernel = CompiledKernel(case.spec(), target)
-        self.sinks = self.rng.standard_normal(case.heads).astype(np.float32) * 2
-        self.at = 0
-
-    def rows(self, n: int, heads: int, width: int, scale: float = 1.0) -> np.ndarray:
-        return (self.rng.standard_normal((n, heads, width)) * scale).astype(np.float32)
+        super().__init__(case, seed, capacity)
+        self.kernel = CompiledKernel(case.flash(), self.target)
 
     def attention(self, q: np.ndarray, positions: np.ndarray, **how: object) -> np.ndarray:
         out = np.full((len(q), self.case.heads, self.case.value_width), np.nan, np.float32)
-        sinks = [self.sinks] if self.case.sinks else []
-        operands = (q, positions, self.cache.slots(len(q)), self.cache.state, *sinks, out)
+        slots = self.cache.slots(len(q))
+        operands = (q, positions, slots, self.cache.state, *self.sink_arrays, out)
         self.kernel(len(q), operands, (0, self.case.window), **how)  # type: ignore[arg-type]
         return out
 
-    def expected(self, q: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        k, v, key_at = self.cache.held[0]
-        allowed = key_at[None] <= positions[:, None]
-        if self.case.window:
-            allowed &= key_at[None] > positions[:, None] - self.case.window
-        sinks = self.sinks if self.case.sinks else None
-        return attend(q, k, v, allowed, dict(self.case.spec().attrs), sinks)
-
-    def append(self, n: int) -> np.ndarray:
-        case = self.case
-        positions = np.arange(self.at, self.at + n)
-        k, v = (
-            self.rows(n, case.kv_heads, case.key_width),
-            self.rows(n, case.kv_heads, case.value_width),
-        )
-        self.cache.append(0, k, v, positions)
-        self.at += n
-        return positions
-
     def chunk(self, n: int, **how: object) -> None:
-        positions = self.append(n)
-        q = self.rows(n, self.case.heads, self.case.key_width, 3.0)
+        """Append n rows and compare their attention."""
+        positions, q = self.append(n), self.queries(n)
         got = self.attention(q, positions, **how)
         np.testing.assert_allclose(got, self.expected(q, positions), rtol=2e-5, atol=2e-5)
-
-
-CASES = {
-    "mha": Case(2, 2, 8, 8, kv="f16"),
-    "group 3": Case(9, 3, 64, 64),
-    "group 4, wide values": Case(4, 1, 40, 80, kv="f16", lanes=4),
-    "group 8": Case(16, 2, 16, 16, lanes=4),
-    "more query heads than a unit holds": Case(50, 1, 16, 8),
-    "odd widths": Case(3, 1, 20, 12, kv="f16"),
-    "mla": Case(2, 2, 192, 128),
-    "softcap": Case(4, 2, 96, 96, softcap=1.5, kv="f16"),
-    "sinks": Case(6, 2, 64, 64, sinks=True),
-    "window": Case(3, 1, 128, 128, window=40, kv="f16"),
-    "small window, sinks": Case(4, 2, 16, 24, window=5, sinks=True),
-    "32 registers": Case(4, 4, 80, 80, lanes=4, registers=32),
-    "16 lanes": Case(6, 2, 40, 40, lanes=16, registers=32, softcap=2.0, window=33),
-}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -209,11 +123,11 @@ def test_strided_queries_and_slots() -> None:
     cache.append(1, k, v, positions)
     merged = rng.standard_normal((10, 40)).astype(np.float32)
     q = np.lib.stride_tricks.as_strided(merged[:, 8:], (10, 3, 8), (160, 32, 4))
-    spec = case.spec()
+    spec = case.flash()
     strided = (row_operand("f32", (3, 8), 40), *spec.operands[1:])
     out = np.full((10, 3, 8), np.nan, np.float32)
     kernel = CompiledKernel(replace(spec, operands=strided), target)
     kernel(10, (q, positions, cache.slots(10), cache.state, out), (1, 0), threads=2)
     allowed = positions[None] <= positions[:, None]
-    expected = attend(q, k, v, allowed, dict(spec.attrs))
+    expected = attend(q, k, v, allowed, case.attrs)
     np.testing.assert_allclose(out, expected, rtol=2e-5, atol=2e-5)

@@ -155,9 +155,10 @@ def _blocks(
 ) -> Blocks:
     """The step's blocks: f32 caches are read in place, others are widened into scratch."""
     f, shape, lanes = work.f, work.shape, work.lanes
+    ring = cache.blocks_from(f, first)
 
     def in_cache(j: str) -> list[str]:
-        return [head, cache.block_of(f, f.add(first, j))]
+        return [head, ring(j)]
 
     if wide is None:
         return Blocks(cache.keys, cache.values, in_cache)

@@ -188,8 +188,8 @@ class Workspace:
             results = outer_product(
                 f,
                 (f.index(0), f.index(self.shape.key_width)),
-                lambda d: [self.query.load(f, r, d) for r in places],
-                partial(self._key_vectors, step, where, parts),
+                lambda d, r: self.query.load(f, places[r], d),
+                partial(self._key_vector, step, where, parts),
                 [[f.splat(0.0, self.lanes)] * len(parts)] * rows,
                 [self.lanes] * len(parts),
             )
@@ -197,9 +197,8 @@ class Workspace:
                 for p, value in zip(parts, values, strict=True):
                     self.score.vstore(f, value, self.lanes, r, f.add(base, p))
 
-    def _key_vectors(self, step: Step, where: list[str], parts: list[str], d: str) -> list[str]:
-        keys = step.blocks.keys
-        return [keys.vload(self.f, self.lanes, *where, d, part) for part in parts]
+    def _key_vector(self, step: Step, where: list[str], parts: list[str], d: str, v: int) -> str:
+        return step.blocks.keys.vload(self.f, self.lanes, *where, d, parts[v])
 
     def soften(self, rows: str, step: Step) -> None:
         """softcap * tanh(score / softcap); the division is in the scaled query."""
@@ -279,7 +278,8 @@ class Workspace:
         """
         f, lanes = self.f, self.lanes
         old, new = self.top.vload(f, lanes, row), self.fade.vload(f, lanes, row)
-        top = vgreater(f, new, old, lanes)
+        # Not `vgreater`: LLVM makes a masked store of select and store, which is slow on some CPUs.
+        top = f.arith("maxnumf", new, old, type_=self.vector)
         fade = f.arith("subf", old, safe_maximum(f, top, lanes), type_=self.vector)
         fade = f.arith("math.exp", fade, type_=self.vector)
         total = f.arith("mulf", self.total.vload(f, lanes, row), fade, type_=self.vector)
@@ -342,10 +342,8 @@ class Workspace:
             results = outer_product(
                 f,
                 self._visible(step, loop.iv),
-                lambda key: [self.score.load(f, r, f.add(base, key)) for r in places],
-                lambda key: [
-                    values.vload(f, w, *where, key, c) for c, w in zip(at, widths, strict=True)
-                ],
+                lambda key, r: self.score.load(f, places[r], f.add(base, key)),
+                lambda key, v: values.vload(f, widths[v], *where, key, at[v]),
                 [loop.args[i * n : (i + 1) * n] for i in range(len(places))],
                 widths,
             )
@@ -373,27 +371,43 @@ def safe_maximum(f: Fn, top: str, lanes: int) -> str:
 def outer_product(
     f: Fn,
     bounds: tuple[str, str],
-    left: Callable[[str], list[str]],
-    right: Callable[[str], list[str]],
+    left: Callable[[str, int], str],
+    right: Callable[[str, int], str],
     start: Sequence[Sequence[str]],
     widths: Sequence[int],
 ) -> list[list[str]]:
-    """start[r][v] + sum over k in bounds of left(k)[r] * right(k)[v], in registers.
+    """start[r][v] + sum over k in bounds of left(k, r) * right(k, v), in registers.
 
-    left(k): a scalar for each row; right(k): a vector for each column group, of the given widths.
+    left gives scalars, right vectors of the given widths. Of the operands, the fewer are held and
+    the others pass by one at a time, since the accumulators leave few registers.
     """
     types = [vector_type(w) for w in widths]
     carried = [(s, t) for row in start for s, t in zip(row, types, strict=True)]
+    rows, n = range(len(start)), len(widths)
     with f.loop(*bounds, 1, carried) as loop:
-        vectors = right(loop.iv)
-        sums, at = [], 0
-        for scalar in left(loop.iv):
-            spread = {w: f.broadcast(scalar, w) for w in set(widths)}
-            for vector, width in zip(vectors, widths, strict=True):
-                sums.append(f.fma(spread[width], vector, loop.args[at], width))
-                at += 1
+        sums = list(loop.args)
+
+        def spread(r: int) -> dict[int, str]:
+            scalar = left(loop.iv, r)
+            return {w: f.broadcast(scalar, w) for w in sorted(set(widths))}
+
+        def advance(r: int, v: int, scalar: dict[int, str], vector: str) -> None:
+            at = r * n + v
+            sums[at] = f.fma(scalar[widths[v]], vector, sums[at], widths[v])
+
+        if len(rows) < n:
+            scalars = [spread(r) for r in rows]
+            for v in range(n):
+                vector = right(loop.iv, v)
+                for r in rows:
+                    advance(r, v, scalars[r], vector)
+        else:
+            vectors = [right(loop.iv, v) for v in range(n)]
+            for r in rows:
+                scalar = spread(r)
+                for v in range(n):
+                    advance(r, v, scalar, vectors[v])
         loop.carry(*sums)
-    n = len(widths)
     return [loop.results[i : i + n] for i in range(0, len(carried), n)]
 
 

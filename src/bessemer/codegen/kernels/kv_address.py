@@ -8,6 +8,7 @@ layer's keys are [kv_heads][ring rows / 32][key width][32] and its values [kv_he
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from bessemer.artifact.layout import HEADER_WORDS, KEY_BLOCK, LAYER_WORDS
@@ -34,6 +35,17 @@ class KVCache:
     def block_of(self, f: Fn, block: str) -> str:
         """The ring block that holds the positions [32 block, 32 block + 32)."""
         return f.rem(block, self.blocks)
+
+    def blocks_from(self, f: Fn, first: str) -> Callable[[str], str]:
+        """The ring blocks of first + j, for j less than the ring's blocks: one division for all."""
+        start = self.block_of(f, first)
+
+        def at(j: str) -> str:
+            block = f.add(start, j)
+            wrapped = f.cmp("sge", block, self.blocks)
+            return f.select(wrapped, f.sub(block, self.blocks), block, "index")
+
+        return at
 
 
 def kv_cache(
