@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -119,25 +119,27 @@ def random_reader(graph: Graph, seed: int = 0) -> Reader:
 
 
 def logits_of_imported(graph: Graph, read: Reader, chunks: list[list[int]]) -> np.ndarray:
-    """Logits of all tokens, fed chunk by chunk."""
-    env, at, rows = Env(), 0, []
-    for chunk in chunks:
-        positions = np.arange(at, at + len(chunk))
-        inputs = {"ids": np.array([chunk]), "positions": positions[None]}
-        rows.append(evaluate(graph, inputs, read, env)["logits"][0])
-        at += len(chunk)
-    return np.concatenate(rows)
+    """Logits of all tokens of an imported graph, fed chunk by chunk."""
+    return np.concatenate([y["logits"][0] for y in _calls(graph, read, chunks, batch=True)])
 
 
-def logits_of_lowered(graph: Graph, read: Reader, chunks: list[list[int]], rows: Mapping[int, list] = {}) -> np.ndarray:
+def logits_of_lowered(graph: Graph, read: Reader, chunks: list[list[int]]) -> np.ndarray:
     """Logits of all tokens of a lowered graph, fed chunk by chunk."""
+    return np.concatenate([y["logits"] for y in _calls(graph, read, chunks, batch=False)])
+
+
+def _calls(
+    graph: Graph, read: Reader, chunks: list[list[int]], batch: bool
+) -> list[dict[str, np.ndarray]]:
     env, at, found = Env(), 0, []
     for chunk in chunks:
+        ids, positions = np.array(chunk), np.arange(at, at + len(chunk))
         inputs = {
-            "ids": np.array(chunk),
-            "positions": np.arange(at, at + len(chunk)),
+            "ids": ids[None] if batch else ids,
+            "positions": positions[None] if batch else positions,
             "output_rows": np.arange(len(chunk)),
+            "sequence_length": np.array(sum(map(len, chunks))),
         }
-        found.append(evaluate(graph, inputs, read, env)["logits"])
+        found.append(evaluate(graph, inputs, read, env))
         at += len(chunk)
-    return np.concatenate(found)
+    return found

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from bessemer.graph import Node, Size, Value, emit, schema_of
+from bessemer.graph import Node, Shape, Size, Value, emit, schema_of
 from bessemer.graph.core import Attr
 from bessemer.graph.dims import Dim
 from bessemer.graph.ops.elementwise import broadcast
@@ -171,7 +171,7 @@ def _elementwise(node: Node) -> Value | None:
     shape = node.types[0].shape
     operands = list(node.inputs)
     for i, value in enumerate(operands):
-        thin = _thinner(value)
+        thin = _thinner(value, shape)
         if thin is None:
             continue
         others = [v.shape for j, v in enumerate(operands) if j != i]
@@ -182,11 +182,11 @@ def _elementwise(node: Node) -> Value | None:
     return build_from(node.op, operands, node.attrs, node.loc).out
 
 
-def _thinner(value: Value) -> Value | None:
-    """The value before an expand, or before a reshape that put axes of one in front."""
+def _thinner(value: Value, result: Shape) -> Value | None:
+    """The value before an expand, or before a reshape that put axes of one in front of it."""
     if value.op == "expand":
         return value.node.inputs[0]
-    if value.op == "reshape" and value.shape[:1] == (1,):
+    if value.op == "reshape" and value.shape[:1] == (1,) and result[:1] != (1,):
         lead = next((i for i, s in enumerate(value.shape) if s != 1), len(value.shape))
         return views.reshape(value, value.shape[lead:])
     return None

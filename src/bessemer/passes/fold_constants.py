@@ -48,9 +48,16 @@ def _neutral(node: Node, places: tuple[int, ...], number: float) -> Value | None
     """The other operand, where the one at a place is the neutral element and does not widen."""
     for place in places:
         other = node.inputs[1 - place]
-        if scalar_of(node.inputs[place]) == number and other.type == node.types[0]:
+        if _filling(node.inputs[place]) == number and other.type == node.types[0]:
             return other
     return None
+
+
+def _filling(value: Value) -> float | None:
+    """The number that every element of a value is, where that can be seen."""
+    while value.op in ("expand", "reshape"):
+        value = value.node.inputs[0]
+    return scalar_of(value)
 
 
 def _power(node: Node) -> Value | None:

@@ -18,6 +18,7 @@ from bessemer.errors import CompileError
 from bessemer.graph import Graph, print_graph, verify
 from bessemer.passes.activations import Activations
 from bessemer.passes.base import Pass
+from bessemer.passes.cancel_shuffles import CancelShuffles
 from bessemer.passes.canonicalize_views import CanonicalizeViews
 from bessemer.passes.classic_fusion import ClassicFusion
 from bessemer.passes.common_subexpressions import CommonSubexpressions
@@ -28,7 +29,8 @@ from bessemer.passes.fold_constants import FoldConstants
 from bessemer.passes.fold_weights import FoldWeights
 from bessemer.passes.fuse_epilogues import FuseEpilogues
 from bessemer.passes.glu import Glu
-from bessemer.passes.grouped_queries import CancelShuffles, GroupedQueries
+from bessemer.passes.grouped_queries import GroupedQueries
+from bessemer.passes.head_norms import HeadNorms
 from bessemer.passes.head_rows import HeadRows
 from bessemer.passes.layer_norm import LayerNorm
 from bessemer.passes.merge_gate_up import MergeGateUp
@@ -40,6 +42,7 @@ from bessemer.passes.rope import Rope
 from bessemer.passes.select_rows import SelectRows
 from bessemer.passes.sink_repeats import SinkRepeats
 from bessemer.passes.sink_transposes import SinkTransposes
+from bessemer.passes.sink_units import SinkUnits
 from bessemer.passes.specialize import Specialize
 
 PHASES: dict[str, tuple[Pass, ...]] = {
@@ -50,6 +53,7 @@ PHASES: dict[str, tuple[Pass, ...]] = {
         SinkRepeats(),
         CanonicalizeViews(),
         SinkTransposes(),
+        SinkUnits(),
         FoldConstants(),
         CommonSubexpressions(),
     ),
@@ -58,6 +62,7 @@ PHASES: dict[str, tuple[Pass, ...]] = {
         Activations(),
         LayerNorm(),
         RmsNorm(),
+        HeadNorms(),
         Rope(),
         SinkTransposes(),
         CommonSubexpressions(),

@@ -27,17 +27,30 @@ class Rope(RulePass):
     name: ClassVar[str] = "rope"
 
     def rule(self, node: Node, uses: Uses) -> Value | None:
-        if node.op not in ("add", "concat", "reshape"):
-            return None
-        if node.op == "concat":
-            whole = _with_rest(node)
-            if whole is not None:
-                return whole
-        form = linear_form(node.out)
-        if form is None or not any(t.table is not None for t in form):
-            return None
-        rotation = _rotation(form, node.types[0].shape[-1])
-        return _emit_rope(rotation, node.types[0].shape) if rotation else None
+        if node.op == "concat" and node.attrs["axis"] == -1:
+            return _with_rest(node) or _rotated(node.out) or _rotated_parts(node)
+        return _rotated(node.out) if node.op in ("add", "concat", "reshape") else None
+
+
+def _rotated(value: Value) -> Value | None:
+    """The value as a rope of something, if its elements are that."""
+    form = linear_form(value)
+    if form is None or not any(t.table is not None for t in form):
+        return None
+    rotation = _rotation(form, value.shape[-1])
+    return _emit_rope(rotation, value.shape) if rotation else None
+
+
+def _rotated_parts(node: Node) -> Value | None:
+    """concat(x, y1, y2) = concat(x, rope(y)), where parts side by side are the rotated halves."""
+    parts = node.inputs
+    for i in range(len(parts) - 1):
+        if parts[i].op not in ("add", "sub") or len(parts) == 2:
+            continue
+        turned = _rotated(views.concat(parts[i : i + 2], -1))
+        if turned is not None:
+            return views.concat([*parts[:i], turned, *parts[i + 2 :]], -1)
+    return None
 
 
 def _with_rest(node: Node) -> Value | None:
