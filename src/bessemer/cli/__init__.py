@@ -1,1 +1,92 @@
-"""TODO."""
+"""The command line: `bessemer VERB ...`. One module a verb; heavy imports inside the verbs.
+
+Results go to standard output, everything else to standard error. Exit codes: 0 success, 1 an error
+or a failed check, 2 a wrong call, 130 interrupted, 141 the reader of the output went away.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+import cyclopts
+
+import bessemer
+from bessemer.errors import BessemerError, UsageError
+
+EXIT_ERROR = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE
+
+VERBS = ("compile", "run", "chat", "models", "pull", "env")
+
+
+def build_app() -> cyclopts.App:
+    """The parser. A verb's module is imported when the verb is used."""
+    app = cyclopts.App(
+        name="bessemer",
+        help="Compile language models to native code for this machine's CPU, and run them.",
+        version=bessemer.__version__,
+        default_parameter=cyclopts.Parameter(negative=()),
+        result_action="return_value",
+        help_format="plaintext",
+    )
+    for verb in VERBS:
+        app.command(f"bessemer.cli.{verb}:{verb}", name=verb)
+    return app
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line (without the program's name); returns the exit code."""
+    _prepare_streams()
+    tokens = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = build_app()(tokens, exit_on_error=False, print_error=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except cyclopts.CycloptsError as error:
+        fail(str(error).strip() + "  (see `bessemer --help`)")
+        return EXIT_USAGE
+    except UsageError as error:
+        fail(str(error))
+        return EXIT_USAGE
+    except BrokenPipeError:
+        _forget_stdout()
+        return EXIT_BROKEN_PIPE
+    except BessemerError as error:
+        fail(str(error))
+        return EXIT_ERROR
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+
+
+def fail(message: str) -> None:
+    """Report an error."""
+    print(f"bessemer: error: {message}", file=sys.stderr)
+
+
+def _prepare_streams() -> None:
+    """No text may fail to be printed; warnings of ours go to standard error."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="replace")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("bessemer: %(message)s"))
+    logger = logging.getLogger("bessemer")
+    logger.handlers[:] = [handler]
+    logger.propagate = False
+    # Libraries that compiling loads are talkative; what matters comes as an exception.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def _forget_stdout() -> None:
+    """Let the interpreter flush to nowhere at its end, without a complaint."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)

@@ -1,0 +1,174 @@
+"""`bessemer chat`: a conversation."""
+
+from __future__ import annotations
+
+import contextlib
+import json as json_format
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from bessemer.cli.options import Model, SamplingArguments, StorageOptions, Text, Threads
+from bessemer.cli.run import load_model, statistics
+from bessemer.errors import BessemerError
+
+if TYPE_CHECKING:
+    from bessemer.runtime.conversation import Conversation
+    from bessemer.runtime.generate import GenerationResult
+
+HELP = """\
+/help          this text
+/system TEXT   tell the model something before everything, and begin anew; alone: show it
+/reset         forget the conversation
+/stats         tokens and speeds
+/save FILE     write the conversation to a file, as JSON
+/quit          leave (so does the end of the input)
+Ctrl-C stops an answer."""
+
+
+def chat(
+    model: Model,
+    /,
+    *,
+    system: Annotated[
+        str | None, Text, Parameter(help="What the model is told before everything.")
+    ] = None,
+    sampling: SamplingArguments | None = None,
+    storage: StorageOptions | None = None,
+    threads: Threads = None,
+) -> int:
+    """Talk to a model.
+
+    Reads questions line by line, from a terminal or a pipe; /help lists the commands. The
+    conversation stays in the KV cache: a turn costs what is new in it.
+    """
+    from bessemer.runtime.conversation import Conversation
+
+    loaded = load_model(model, storage or StorageOptions(), threads)
+    conversation = Conversation(loaded.model, system)
+    # Fails now, not after the first question, when there is no template.
+    loaded.model.encode_chat([*conversation.messages, {"role": "user", "content": "?"}])
+    chatting = Chat(conversation, (sampling or SamplingArguments()).keywords())
+    if chatting.terminal:
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401 - line editing and history for input()
+        say(f"{loaded.model.name}, {loaded.model.context_length} tokens of context; /help for help")
+    while not chatting.over:
+        line = chatting.read_line()
+        if line is None:
+            break
+        chatting.handle(line)
+    return 0
+
+
+def say(message: str) -> None:
+    """Something that isn't the model's."""
+    print(message, file=sys.stderr, flush=True)
+
+
+@dataclass
+class Chat:
+    """The loop's state. options: keywords of `Conversation.ask`."""
+
+    conversation: Conversation
+    options: dict
+    results: list[GenerationResult] = field(default_factory=list)
+    over: bool = False
+
+    def __post_init__(self) -> None:
+        self.terminal = sys.stdin.isatty()
+        self.commands: dict[str, Callable[[str], None]] = {
+            "/help": lambda rest: say(HELP),
+            "/system": self.set_system,
+            "/reset": self.reset,
+            "/stats": self.stats,
+            "/save": self.save,
+            "/quit": self.quit,
+            "/exit": self.quit,
+        }
+
+    def read_line(self) -> str | None:
+        """The next line without its end, or None at the end of the input."""
+        while True:
+            try:
+                if self.terminal:
+                    return input("> ")
+                line = sys.stdin.readline()
+                return line.rstrip("\r\n") if line else None
+            except EOFError:
+                say("")
+                return None
+            except KeyboardInterrupt:
+                if not self.terminal:
+                    raise
+                say("\n(/quit or Ctrl-D leaves)")
+
+    def handle(self, line: str) -> None:
+        """A command, or a question."""
+        if not line.strip():
+            return
+        word, _, rest = line.strip().partition(" ")
+        try:
+            if word in self.commands:
+                self.commands[word](rest.strip())
+            elif word.startswith("/") and word[1:].isalpha():
+                say(f"there is no command {word}; /help lists them")
+            else:
+                self.ask(line)
+        except BrokenPipeError:
+            raise
+        except (BessemerError, OSError) as error:
+            say(f"bessemer: error: {error}")
+
+    def ask(self, text: str) -> None:
+        """Answer a question; Ctrl-C ends the answer and nothing else."""
+        answer = self.conversation.ask(text, **self.options)
+        try:
+            for piece in answer:
+                sys.stdout.write(piece)
+                sys.stdout.flush()
+        except KeyboardInterrupt:  # between two steps
+            answer.cancel()
+            answer.complete()
+        result = answer.result
+        self.results.append(result)
+        print(flush=True)
+        if result.finish_reason == "cancelled":
+            say("(stopped)")
+        elif result.finish_reason == "length":
+            say("(cut off: --max-tokens or the context is reached)")
+
+    def set_system(self, text: str) -> None:
+        if text:
+            self.conversation.system = text
+            say("the conversation begins anew")
+        else:
+            say(self.conversation.system or "(there is no system text)")
+
+    def reset(self, rest: str) -> None:
+        self.conversation.reset()
+        say("the conversation begins anew")
+
+    def stats(self, rest: str) -> None:
+        session = self.conversation.session
+        say(f"{session.position} of {session.capacity} tokens of context are in use")
+        if self.results:
+            say(f"last: {statistics(self.results[-1]).removeprefix('bessemer: ')}")
+            tokens = sum(len(r.tokens) for r in self.results)
+            say(f"{len(self.results)} answers, {tokens} tokens")
+
+    def save(self, name: str) -> None:
+        if not name:
+            say("give a file: /save FILE")
+            return
+        content = {"model": self.conversation.model.name, "messages": self.conversation.messages}
+        text = json_format.dumps(content, indent=2, ensure_ascii=False) + "\n"
+        Path(name).expanduser().write_text(text, encoding="utf-8")
+        say(f"saved to {name}")
+
+    def quit(self, rest: str) -> None:
+        self.over = True

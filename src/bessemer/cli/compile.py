@@ -1,0 +1,92 @@
+"""`bessemer compile`: a model to a folder of native code."""
+
+from __future__ import annotations
+
+import json as json_format
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from bessemer.cli.options import Json, Model, StorageOptions
+from bessemer.errors import UsageError
+
+
+def compile(
+    model: Model,
+    /,
+    *,
+    output: Annotated[
+        Path | None,
+        Parameter(name=["--output", "-o"], help="The folder to make; the cache by default."),
+    ] = None,
+    storage: StorageOptions | None = None,
+    target: Annotated[
+        str, Parameter(help="What to compile for: native, an architecture, or a triple.")
+    ] = "native",
+    cpu: Annotated[
+        str | None, Parameter(help="CPU to tune for: a name, or baseline for any of the kind.")
+    ] = None,
+    emit: Annotated[
+        str,
+        Parameter(help="Forms to keep under ir/, by comma: graph, mlir, llvm, asm."),
+    ] = "",
+    capture: Annotated[
+        str, Parameter(help="How the model is captured: export, or dynamo (TorchDynamo).")
+    ] = "export",
+    prefix: Annotated[str, Parameter(help="Put before every global symbol.")] = "",
+    schedule: Annotated[
+        str, Parameter(help="kernels, or generic (every op by its plain lowering).")
+    ] = "kernels",
+    json: Json = False,
+) -> int:
+    """Compile a model to native code.
+
+    Prints the folder that holds libraries, weights, tokenizer and manifest.
+    """
+    from bessemer.api import compile_to, prepare
+    from bessemer.artifact.reader import open_artifact
+    from bessemer.cli.progress import StageProgress
+
+    options = (storage or StorageOptions()).compile_options(
+        target=target,
+        cpu=cpu,
+        emit=tuple(form.strip() for form in emit.split(",") if form.strip()),
+        capture=capture,
+        prefix=prefix,
+        schedule=schedule,
+    )
+    if output is None and target != "native":
+        raise UsageError(f"--target {target}: give the folder for it with -o DIR")
+    began = time.monotonic()
+    with StageProgress() as progress:
+        if output is None:
+            prepared = prepare(model, options, progress=progress, waiting=announce_wait)
+            artifact, compiled = prepared.artifact, prepared.compiled
+        else:
+            compile_to(model, options, output, progress=progress)
+            artifact, compiled = open_artifact(output, check_cpu=False), True
+    if not json:
+        print(artifact.folder)
+        return 0
+    manifest = artifact.manifest
+    report: dict[str, Any] = {
+        "path": str(artifact.folder),
+        "name": manifest.name,
+        "compiled": compiled,
+        "compile_s": round(time.monotonic() - began, 3),
+        "context": manifest.context_length,
+        "weights_bytes": manifest.weights_nbytes,
+        "target": manifest.target,
+    }
+    print(json_format.dumps(report, ensure_ascii=False))
+    return 0
+
+
+def announce_wait() -> None:
+    """Say why nothing happens."""
+    import sys
+
+    message = "bessemer: another process is compiling this model; waiting for it"
+    print(message, file=sys.stderr, flush=True)

@@ -1,0 +1,89 @@
+"""Options that several verbs share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from bessemer.compiler import CompileOptions
+from bessemer.errors import UsageError
+
+MODEL_HELP = "A folder, a .gguf file, a hub name (owner/name), an alias, or a compiled folder."
+
+Model = Annotated[str, Parameter(help=MODEL_HELP, allow_leading_hyphen=True)]
+Json = Annotated[bool, Parameter(help="Print one JSON object.")]
+Threads = Annotated[
+    int | None, Parameter(help="Threads; the cores that this process may use by default.")
+]
+Text = Parameter(allow_leading_hyphen=True)
+
+
+@Parameter(name="*")
+@dataclass
+class StorageOptions:
+    """How a model is compiled when it isn't yet."""
+
+    weights: Annotated[
+        str | None, Parameter(help="Storage of the weights: f32, f16 or bf16 (default f16).")
+    ] = None
+    kv: Annotated[str, Parameter(help="Storage of the KV cache: f32 or f16.")] = "f16"
+    context: Annotated[
+        int | None,
+        Parameter(help="Tokens of a session (default: the model's own, at most 4096)."),
+    ] = None
+
+    def compile_options(self, **others: Any) -> CompileOptions:
+        return CompileOptions(self.weights, self.kv, self.context, **others)
+
+
+@Parameter(name="*")
+@dataclass
+class SamplingArguments:
+    """How tokens are chosen, and where the answer ends."""
+
+    max_tokens: Annotated[int, Parameter(help="The most tokens of the answer.")] = 512
+    temperature: Annotated[float, Parameter(help="0 takes the most likely token.")] = 0.0
+    top_k: Annotated[int, Parameter(help="Sample among the k likeliest; 0: all.")] = 0
+    top_p: Annotated[float, Parameter(help="Sample among the likeliest of this mass.")] = 1.0
+    min_p: Annotated[
+        float, Parameter(help="Leave out what is less likely than this share of the likeliest.")
+    ] = 0.0
+    repeat_penalty: Annotated[float, Parameter(help="Above 1: repeat less.")] = 1.0
+    seed: Annotated[int | None, Parameter(help="Makes sampling repeatable.")] = None
+    stop: Annotated[
+        list[str],
+        Parameter(
+            help="End the answer before this text; may be repeated.", allow_leading_hyphen=True
+        ),
+    ] = field(default_factory=list)
+
+    def keywords(self) -> dict[str, Any]:
+        """As `Model.stream` takes them."""
+        return dict(vars(self))
+
+
+def read_text(prompt: str | None, file: str | None) -> str:
+    """The text of `-p`, of `-f FILE` or of standard input (`-f -`, or nothing given).
+
+    One line end at the end of a file or of standard input doesn't belong to the text.
+    """
+    import sys
+
+    if prompt is not None and file is not None:
+        raise UsageError("give either -p TEXT or -f FILE")
+    if prompt is not None:
+        return prompt
+    if file is None and sys.stdin.isatty():
+        raise UsageError("there is no prompt: give -p TEXT, -f FILE, or text on standard input")
+    where = "standard input" if file in (None, "-") else str(file)
+    try:
+        data = sys.stdin.buffer.read() if file in (None, "-") else Path(str(file)).read_bytes()
+        text = data.decode("utf-8-sig")
+    except OSError as error:
+        raise UsageError(f"{where} can't be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{where} is not UTF-8 text (byte {error.start})") from None
+    return text.removesuffix("\n").removesuffix("\r")
