@@ -147,7 +147,6 @@ def _step(work: Workspace, step: Step, target: CodegenTarget) -> None:
         for first, rows, vectors in tiles:
             work.scores(f.index(first), rows, vectors, block.iv, step)
     work.soften(f.index(queries), step)
-    work.mask(f.index(queries), step)
     work.softmax(f.index(queries), step)
     for first, rows, vectors in tiles:
         work.weigh(f.index(first), rows, vectors, step)

@@ -185,7 +185,6 @@ def _step(work: Workspace, step: Step, queries: str, target: CodegenTarget) -> N
     ):
         work.scores(row.iv, tile.rows, vectors, block.iv, step)
     work.soften(queries, step)
-    work.mask(queries, step)
     work.softmax(queries, step)
     with f.loop(f.index(0), queries, tile.rows) as row:
         work.weigh(row.iv, tile.rows, vectors, step)

@@ -14,17 +14,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 
 from bessemer.artifact.layout import KEY_BLOCK, align
-from bessemer.codegen.emit import Fn, Loop
+from bessemer.codegen.emit import Fn
 from bessemer.codegen.group import CodegenTarget, GroupSpec
 from bessemer.codegen.kernels.vectors import (
     Array,
     ScratchPlan,
     columns,
+    greater,
     horizontal,
     tree,
     vadd,
@@ -205,81 +205,98 @@ class Workspace:
         f, cap = self.f, self.shape.softcap
         if not cap:
             return
-        with f.loop(f.index(0), rows) as row, self._score_vectors(step) as at:
+        end = f.mul(step.count, f.index(KEY_BLOCK))
+        with f.loop(f.index(0), rows) as row, f.loop(f.index(0), end, self.lanes) as at:
             value = self.score.vload(f, self.lanes, row.iv, at.iv)
             bent = f.arith("math.tanh", value, type_=self.vector)
             bent = f.arith("mulf", bent, f.splat(cap, self.lanes), type_=self.vector)
             self.score.vstore(f, bent, self.lanes, row.iv, at.iv)
 
-    def mask(self, rows: str, step: Step) -> None:
-        """-inf where the key's position is not in the query's [oldest, newest]."""
+    # --- softmax --------------------------------------------------------------------------------
+
+    def softmax(self, rows: str, step: Step) -> None:
+        """Scores become exp(score - top); top, total and fade advance by the step.
+
+        A key outside of the query's [oldest, newest] has the score -inf. This is done where scores
+        are read, and only in steps that need it: stored masked scores would become masked stores,
+        which are slow on some CPUs.
+        """
         f = self.f
         start = f.mul(step.first, f.index(KEY_BLOCK))
         end = f.add(start, f.mul(step.count, f.index(KEY_BLOCK)))
         late = f.cmp("sgt", end, f.offset(step.seen.all_high, 1))
         early = f.cmp("slt", start, step.seen.all_low)
         with f.when(f.op(f"arith.ori {late}, {early} : i1")):
-            self._mask(rows, step, start)
+            self._softmax(rows, step, f.cast_index(start, "index", "i32"))
+        with f.otherwise():
+            self._softmax(rows, step, None)
 
-    def _mask(self, rows: str, step: Step, start: str) -> None:
-        f, lanes = self.f, self.lanes
-        ints, bits = vector_type(lanes, "i32"), vector_type(lanes, "i1")
-        iota = f.constant(f"arith.constant dense<{list(range(lanes))}> : {ints}")
-        hidden = f.splat(MINUS_INFINITY, lanes)
+    def _softmax(self, rows: str, step: Step, start: str | None) -> None:
+        """start: position of the step's first key (i32) where some query does not see them all."""
+        f = self.f
         with f.loop(f.index(0), rows) as row:
-            oldest, newest = (
-                f.broadcast(a.load(f, row.iv), lanes, "i32") for a in (self.oldest, self.newest)
-            )
-            with self._score_vectors(step) as at:
-                first = f.cast_index(f.add(start, at.iv), "index", "i32")
-                position = f.add(f.broadcast(first, lanes, "i32"), iota, ints)
-                seen = f.op(f"arith.cmpi sle, {position}, {newest} : {ints}")
-                recent = f.op(f"arith.cmpi sge, {position}, {oldest} : {ints}")
-                both = f.op(f"arith.andi {seen}, {recent} : {bits}")
-                value = self.score.vload(f, lanes, row.iv, at.iv)
-                kept = f.select(both, value, hidden, f"{bits}, {self.vector}")
-                self.score.vstore(f, kept, lanes, row.iv, at.iv)
-
-    # --- softmax --------------------------------------------------------------------------------
-
-    def softmax(self, rows: str, step: Step) -> None:
-        """Scores become exp(score - top); top, total and fade advance by the step."""
-        f, count = self.f, step.count
-        with f.loop(f.index(0), rows) as row:
-            self.fade.store(f, self._row_maximum(row.iv, count), row.iv)
+            found = self._row_maximum(row.iv, step, start)
+            self.fade.store(f, greater(f, found, self.top.load(f, row.iv)), row.iv)
         with f.loop(f.index(0), rows, self.lanes) as group:
             self._advance(group.iv)
         with f.loop(f.index(0), rows) as row:
-            added = self._exponentials(row.iv, count)
+            added = self._exponentials(row.iv, step, start)
             total = f.arith("addf", self.total.load(f, row.iv), added, type_="f32")
             self.total.store(f, total, row.iv)
 
-    def _score_vectors(self, step: Step) -> AbstractContextManager[Loop]:
-        f = self.f
-        return f.loop(f.index(0), f.mul(step.count, f.index(KEY_BLOCK)), self.lanes)
-
-    def _row_maximum(self, row: str, count: str) -> str:
+    def _reader(self, row: str, start: str | None) -> Callable[[str], str]:
+        """The row's scores at a column of the step, hidden ones as -inf."""
         f, lanes = self.f, self.lanes
-        parts = KEY_BLOCK // lanes
-        start = [(f.splat(MINUS_INFINITY, lanes), self.vector)] * parts
-        with f.loop(f.index(0), f.mul(count, f.index(KEY_BLOCK)), KEY_BLOCK, start) as loop:
-            found = []
-            for p in range(parts):
-                value = self.score.vload(f, lanes, row, f.offset(loop.iv, p * lanes))
-                found.append(vgreater(f, value, loop.args[p], lanes))
-            loop.carry(*found)
-        return horizontal(f, tree(f, loop.results, vgreater, lanes), lanes, vgreater)
+        if start is None:
+            return lambda at: self.score.vload(f, lanes, row, at)
+        ints, bits = vector_type(lanes, "i32"), vector_type(lanes, "i1")
+        iota = f.constant(f"arith.constant dense<{list(range(lanes))}> : {ints}")
+        first = f.add(f.broadcast(start, lanes, "i32"), iota, ints)
+        oldest, newest = (
+            f.broadcast(a.load(f, row), lanes, "i32") for a in (self.oldest, self.newest)
+        )
+
+        def read(at: str) -> str:
+            column = f.broadcast(f.cast_index(at, "index", "i32"), lanes, "i32")
+            position = f.add(first, column, ints)
+            seen = f.op(f"arith.cmpi sle, {position}, {newest} : {ints}")
+            recent = f.op(f"arith.cmpi sge, {position}, {oldest} : {ints}")
+            both = f.op(f"arith.andi {seen}, {recent} : {bits}")
+            value = self.score.vload(f, lanes, row, at)
+            hidden = f.splat(MINUS_INFINITY, lanes)
+            return f.select(both, value, hidden, f"{bits}, {self.vector}")
+
+        return read
+
+    def _row_maximum(self, row: str, step: Step, start: str | None) -> str:
+        f, lanes = self.f, self.lanes
+        read = self._reader(row, start)
+
+        def advance(part: str, held: str) -> str:
+            return vgreater(f, read(part), held, lanes)
+
+        found = self._over_row(step, f.splat(MINUS_INFINITY, lanes), advance)
+        return horizontal(f, tree(f, found, vgreater, lanes), lanes, vgreater)
+
+    def _over_row(self, step: Step, start: str, advance: Callable[[str, str], str]) -> list[str]:
+        """Fold advance(column, held) over a row's columns, in one chain per vector of a block."""
+        f = self.f
+        columns_ = f.mul(step.count, f.index(KEY_BLOCK))
+        parts = range(0, KEY_BLOCK, self.lanes)
+        carried = [(start, self.vector) for _ in parts]
+        with f.loop(f.index(0), columns_, KEY_BLOCK, carried) as loop:
+            held = zip(parts, loop.args, strict=True)
+            loop.carry(*(advance(f.offset(loop.iv, part), value) for part, value in held))
+        return loop.results
 
     def _advance(self, row: str) -> None:
-        """top = max(top, step's maximum) for `lanes` rows; fade: the step's factor.
+        """For `lanes` rows: top = the new maximum, which is in fade; fade = the step's factor.
 
         With all keys hidden so far top is -inf: 0 stands for it, so that every difference is -inf
         (or NaN where a score is NaN) and never -inf - -inf.
         """
         f, lanes = self.f, self.lanes
-        old, new = self.top.vload(f, lanes, row), self.fade.vload(f, lanes, row)
-        # Not `vgreater`: LLVM makes a masked store of select and store, which is slow on some CPUs.
-        top = f.arith("maxnumf", new, old, type_=self.vector)
+        old, top = self.top.vload(f, lanes, row), self.fade.vload(f, lanes, row)
         fade = f.arith("subf", old, safe_maximum(f, top, lanes), type_=self.vector)
         fade = f.arith("math.exp", fade, type_=self.vector)
         total = f.arith("mulf", self.total.vload(f, lanes, row), fade, type_=self.vector)
@@ -287,23 +304,20 @@ class Workspace:
         self.fade.vstore(f, fade, lanes, row)
         self.total.vstore(f, total, lanes, row)
 
-    def _exponentials(self, row: str, count: str) -> str:
+    def _exponentials(self, row: str, step: Step, start: str | None) -> str:
         """Write the row's weights; returns their sum."""
         f, lanes = self.f, self.lanes
-        parts = KEY_BLOCK // lanes
+        read = self._reader(row, start)
         top = safe_maximum(f, f.broadcast(self.top.load(f, row), lanes), lanes)
-        start = [(f.splat(0.0, lanes), self.vector)] * parts
-        with f.loop(f.index(0), f.mul(count, f.index(KEY_BLOCK)), KEY_BLOCK, start) as loop:
-            sums = []
-            for p in range(parts):
-                at = f.offset(loop.iv, p * lanes)
-                score = self.score.vload(f, lanes, row, at)
-                weight = f.arith("subf", score, top, type_=self.vector)
-                weight = f.arith("math.exp", weight, type_=self.vector)
-                self.score.vstore(f, weight, lanes, row, at)
-                sums.append(vadd(f, loop.args[p], weight, lanes))
-            loop.carry(*sums)
-        return horizontal(f, tree(f, loop.results, vadd, lanes), lanes, vadd)
+
+        def advance(part: str, held: str) -> str:
+            weight = f.arith("subf", read(part), top, type_=self.vector)
+            weight = f.arith("math.exp", weight, type_=self.vector)
+            self.score.vstore(f, weight, lanes, row, part)
+            return vadd(f, held, weight, lanes)
+
+        sums = self._over_row(step, f.splat(0.0, lanes), advance)
+        return horizontal(f, tree(f, sums, vadd, lanes), lanes, vadd)
 
     # --- values ---------------------------------------------------------------------------------
 
