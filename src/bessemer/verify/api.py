@@ -79,18 +79,16 @@ def _compiled(
     if isinstance(model, (str, Path)) and looks_like_artifact(Path(model).expanduser()):
         yield Path(model).expanduser(), checkpoint
         return
-    from bessemer.compiler import CompileOptions, compile_model
+    from bessemer.api import compile_to, prepare
+    from bessemer.compiler import CompileOptions
 
+    options = options or CompileOptions()
+    source = checkpoint if checkpoint is not None else model
     if isinstance(model, (str, Path)):
-        from bessemer.cli.models import compiled_model
-
-        artifact = compiled_model(model, options or CompileOptions(), progress)
-        yield artifact.folder, checkpoint if checkpoint is not None else model
+        yield prepare(model, options, progress=progress).artifact.folder, source
         return
     with tempfile.TemporaryDirectory(prefix="bessemer-") as name:
-        folder = Path(name) / "model"
-        compile_model(model, options or CompileOptions(), folder, progress=progress)
-        yield folder, checkpoint if checkpoint is not None else model
+        yield compile_to(model, options, Path(name) / "model", progress=progress), source
 
 
 def looks_like_artifact(folder: Path) -> bool:
@@ -226,7 +224,7 @@ class Verification:
         if not self.report.attempt(NUMBERS, "compared", compare):
             return
         if not report_comparisons(self.report, comparisons) and compilation is not None:
-            self._locate(artifact, compilation, reference, tensors, trials, comparisons)
+            self._locate(artifact, compilation, reference, tensors, comparisons)
 
     def _reference(
         self, artifact: Artifact, compilation: Compilation | None
@@ -247,20 +245,18 @@ class Verification:
         compilation: Compilation,
         reference: Reference,
         tensors: StoredTensors,
-        trials: Sequence[Trial],
         comparisons: Sequence[Comparison],
     ) -> None:
         """Find where the first wrong row becomes wrong, on the shortest input that shows it."""
         from bessemer.verify.locate import Case, Locator
 
-        failed = [c for c in comparisons if not c.ok]
         cases = []
-        for comparison in failed:
-            trial, row = comparison.worst_at or (0, 0)
-            ids = tuple(trials[trial].ids)[: row + 1]
-            steps = max(0, row + 1 - trials[trial].prompt) if comparison.is_decode else 0
-            cases.append(Case(ids, steps))
-        case = min(cases, key=lambda c: (c.steps > 0, len(c.ids)))
+        for comparison in comparisons:
+            if not comparison.ok and comparison.worst_in is not None:
+                trial, section = comparison.worst_in
+                ids = trial.ids[: section.length]
+                cases.append(Case(tuple(ids), section.pieces, section.steps))
+        case = min(cases, key=lambda c: (c.steps > 0, len(c.pieces), len(c.ids)))
         self.progress("locate", 0, 1)
         try:
             Locator(
@@ -271,6 +267,7 @@ class Verification:
                 reference.logits,
                 tolerance_of(artifact.manifest),
                 case,
+                self.threads,
             ).run()
         except Exception as error:
             self.report.add(

@@ -28,14 +28,14 @@ NEAR_TIE_ERRORS = 6.0
 
 @dataclass
 class Comparison:
-    """Errors of the rows under one name. worst: the largest, at which row of which trial."""
+    """Errors of the rows under one name. worst: the largest, in which trial and section of it."""
 
     name: str
     tolerance: float
-    is_decode: bool = False
     rows: int = 0
     worst: float = 0.0
-    worst_at: tuple[int, int] | None = None
+    worst_row: int = -1
+    worst_in: tuple[Trial, Section] | None = None
     greedy: int = 0
     near_ties: int = 0
     flips: list[str] = field(default_factory=list)
@@ -46,19 +46,21 @@ class Comparison:
 
     @property
     def detail(self) -> str:
-        text = f"relative L2 {self.worst:.1e} (at most {self.tolerance:.0e}), {self.rows} rows, "
-        text += f"greedy {self.greedy}/{self.rows}"
+        text = f"relative L2 {self.worst:.1e} (at most {self.tolerance:.0e}), "
+        text += f"greedy {self.greedy} of {self.rows}"
         if self.near_ties:
             text += f" and {self.near_ties} near ties"
-        if self.worst > self.tolerance and self.worst_at is not None:
-            text += f"; the worst is position {self.worst_at[1]}"
+        if not self.worst <= self.tolerance:
+            text += f"; the worst is position {self.worst_row}"
         return "; ".join([text, *self.flips[:3]])
 
-    def add(self, trial: int, row: int, ours: F32, reference: F32) -> None:
+    def add(self, trial: Trial, section: Section, row: int, reference: F32) -> None:
+        """Compare a row of a section with the reference's logits of the same token, [vocab]."""
+        ours = section.logits[row - section.first]
         error = relative_l2(ours, reference)
         self.rows += 1
-        if not error <= self.worst:  # NaN is worse than any number
-            self.worst, self.worst_at = error, (trial, row)
+        if self.worst_in is None or not error <= self.worst:  # NaN is worse than any number
+            self.worst, self.worst_row, self.worst_in = error, row, (trial, section)
         took, right = int(np.argmax(ours)), int(np.argmax(reference))
         if took == right:
             self.greedy += 1
@@ -106,11 +108,10 @@ def compare_trials(
         for length, sections in _by_length(trial, rope):
             expected = np.asarray(reference(trial.ids[:length]))
             for section in sections:
-                new = Comparison(section.name, tolerance, section.is_decode)
-                comparison = found.setdefault(section.name, new)
-                for i, ours in enumerate(section.logits):
+                comparison = found.setdefault(section.name, Comparison(section.name, tolerance))
+                for i in range(len(section.logits)):
                     row = section.first + i
-                    comparison.add(t, row, ours, expected[row])
+                    comparison.add(trial, section, row, expected[row])
             del expected
         progress(t + 1, len(trials))
     return list(found.values())

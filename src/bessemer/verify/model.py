@@ -42,7 +42,9 @@ def options_of(recorded: Mapping[str, Any]) -> CompileOptions:
     from bessemer.compiler import CompileOptions
 
     known = {f.name for f in fields(CompileOptions)}
-    kept = {k: tuple(v) if isinstance(v, list) else v for k, v in recorded.items() if k in known}
+    kept: dict[str, Any] = {
+        k: tuple(v) if isinstance(v, list) else v for k, v in recorded.items() if k in known
+    }
     return CompileOptions(**kept)
 
 

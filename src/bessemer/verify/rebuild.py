@@ -6,22 +6,25 @@ model whose "logits" are that value.
 
 from __future__ import annotations
 
+import math
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from bessemer.artifact.layout import StoredWeight
 from bessemer.artifact.manifest import Manifest
 from bessemer.artifact.packing import pack
 from bessemer.artifact.reader import Artifact
-from bessemer.graph import Graph, Value, evaluate_value
+from bessemer.graph import Graph, Value, constant, emit, evaluate_value
 from bessemer.runtime.engine import Engine
 from bessemer.runtime.library import Library
 from bessemer.runtime.memory import allocate
+from bessemer.runtime.session import Session
 
 if TYPE_CHECKING:
     from bessemer.codegen.generate import Generated
@@ -31,8 +34,22 @@ Read = Callable[[str], np.ndarray]
 C_INTERFACE = "_mlir_ciface_"
 
 
+class ProbeSession(Session):
+    """A session of a part of a model: what it gives may be narrower than the vocabulary, so that
+    ids aren't checked against it.
+    """
+
+    def _checked(self, ids: Sequence[int] | np.ndarray) -> npt.NDArray[np.int64]:
+        return np.asarray(ids, np.int64)
+
+
 def cut(graph: Graph, value: Value) -> Graph:
-    """The part of a lowered graph that computes `value`, float32 [rows, width]."""
+    """The part of a lowered graph that computes `value`, float32 with rows first."""
+    rows, *rest = value.shape
+    if len(rest) != 1:
+        # Heads and the like become one row; the multiplication makes it a result of its own.
+        width = math.prod(int(str(n)) for n in rest)
+        value = emit("mul", emit("reshape", value, shape=(rows, width)), constant(1.0))
     return replace(graph, outputs={"logits": value}, updates={})
 
 

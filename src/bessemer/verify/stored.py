@@ -176,8 +176,9 @@ def _undo_slice(node: Node, i: int, whole: Part, depends: set[Node]) -> Part:
 
 def _undo_expand(node: Node, i: int, whole: Part, depends: set[Node]) -> Part:
     shape = _shape(node.inputs[0])
-    first = (0,) * (whole.value.ndim - len(shape))
-    return whole.moved(lambda a: a[(*first, *(slice(0, s) for s in shape))])
+    index: list[int | slice] = [0] * (whole.value.ndim - len(shape))
+    index += [slice(0, s) for s in shape]
+    return whole.moved(lambda a: a[tuple(index)])
 
 
 def _undo_neg(node: Node, i: int, whole: Part, depends: set[Node]) -> Part:

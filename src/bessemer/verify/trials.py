@@ -36,13 +36,15 @@ class Section:
     """Logits of the rows [first, first + len(logits)) of a run, from one way of feeding them.
 
     length: tokens that the session held when these rows were computed.
+    pieces: how many tokens each prefill call was given.  steps: of decode after them.
     """
 
     name: str
     first: int
     length: int
     logits: F32
-    is_decode: bool = False
+    pieces: tuple[int, ...]
+    steps: int = 0
 
 
 @dataclass
@@ -114,7 +116,7 @@ def _planned(engine: Engine, plan: TrialPlan, random: np.random.Generator) -> It
         ids = random.integers(0, vocab, length).tolist()
         session = Session(engine)
         logits = session.prefill(ids, all_logits=True)
-        trial = Trial(ids, [Section(f"prefill {length}", 0, length, logits)])
+        trial = Trial(ids, [Section(f"prefill {length}", 0, length, logits, (length,))])
         if length > 1:
             trial.sections.append(_in_pieces(engine, ids))
         _decode(session, trial, logits[-1], plan.decode_steps)
@@ -124,7 +126,7 @@ def _planned(engine: Engine, plan: TrialPlan, random: np.random.Generator) -> It
         session = Session(engine)
         last = session.prefill(ids)
         name = f"prefill {length} in chunks of {engine.manifest.state.chunk}"
-        trial = Trial(ids, [Section(name, length - 1, length, last[None])])
+        trial = Trial(ids, [Section(name, length - 1, length, last[None], (length,))])
         _decode(session, trial, last, plan.decode_steps)
         yield trial
 
@@ -132,31 +134,25 @@ def _planned(engine: Engine, plan: TrialPlan, random: np.random.Generator) -> It
 def _in_pieces(engine: Engine, ids: Sequence[int]) -> Section:
     """The logits of the last piece of a prompt that is fed in several."""
     session = Session(engine)
-    at = 0
+    pieces: list[int] = []
     for size in PIECES:
-        if at + size < len(ids):
-            session.prefill(ids[at : at + size])
-            at += size
+        if sum(pieces) + size < len(ids):
+            session.prefill(ids[sum(pieces) : sum(pieces) + size])
+            pieces.append(size)
+    at = sum(pieces)
+    pieces.append(len(ids) - at)
     logits = session.prefill(ids[at:], all_logits=True)
-    sizes = "+".join(str(n) for n in (*_cuts(at), len(ids) - at))
-    return Section(f"prefill {sizes}", at, len(ids), logits)
-
-
-def _cuts(at: int) -> list[int]:
-    cuts = []
-    for size in PIECES:
-        if at >= size:
-            cuts.append(size)
-            at -= size
-    return cuts
+    name = f"prefill {'+'.join(map(str, pieces))}"
+    return Section(name, at, len(ids), logits, tuple(pieces))
 
 
 def _decode(session: Session, trial: Trial, last: F32, steps: int) -> None:
     """Greedy steps; each becomes a section of one row."""
-    for _ in range(steps):
+    for step in range(1, steps + 1):
         token = int(np.argmax(last))
         row = len(trial.ids)
         trial.ids.append(token)
         last = session.decode(token)
         name = f"decode {steps} steps after {trial.prompt}"
-        trial.sections.append(Section(name, row, row + 1, last[None], is_decode=True))
+        pieces = (trial.prompt,)
+        trial.sections.append(Section(name, row, row + 1, last[None], pieces, step))
