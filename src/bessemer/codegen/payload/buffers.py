@@ -90,8 +90,7 @@ def place_buffers(
 
     block = function.regions[0].blocks[0]
     extents = _Extents(block, rows, bound, chunk)
-    numbers = _Numbering(function)
-    buffers, on_stack = [], 0
+    large, on_stack = [], 0
     for op in list(_walk(function)):
         if op.name == "memref.dealloc":
             op.erase()
@@ -102,8 +101,10 @@ def place_buffers(
                 on_stack += align(nbytes)
                 _to_stack(op, block)
             else:
-                start, end = _life(op, numbers)
-                buffers.append(_Buffer(op, start, end, nbytes))
+                large.append((op, nbytes))
+    # An op's hash follows its operands: numbers hold until the next change.
+    numbers = _Numbering(function)
+    buffers = [_Buffer(op, *_life(op, numbers), nbytes) for op, nbytes in large]
     total = _assign(buffers)
     with function.location, function.context:
         index = ir.IndexType.get()
@@ -185,9 +186,12 @@ def _life(op: ir.Operation, numbers: _Numbering) -> tuple[int, int]:
 
 def _end_in(user: ir.Operation, home: Any, numbers: _Numbering) -> int:
     """End of the op in `home` that contains the user."""
-    while user.parent is not None and user.parent.operation != home.operation:
-        user = user.parent.operation
-    return numbers.intervals[user][1]
+    inner = user
+    while inner.parent.operation != home.operation:
+        inner = inner.parent.operation
+        if inner.name == "func.func":
+            raise CompileError(f"a temporary outlives the loop that makes it: {user}")
+    return numbers.intervals[inner][1]
 
 
 def _assign(buffers: Sequence[_Buffer]) -> int:

@@ -15,8 +15,9 @@ import numpy as np
 from bessemer.artifact.layout import PANEL_ROWS
 from bessemer.codegen.emit import Fn
 from bessemer.codegen.payload import elementwise
+from bessemer.codegen.payload.attrs import integer, integers
 from bessemer.codegen.payload.fusion import Plan, is_elementwise, is_inline, is_splat
-from bessemer.codegen.payload.scalar import ELEMENT, Scalars, literal
+from bessemer.codegen.payload.scalar import BOOL_BYTE, ELEMENT, MEMORY, Scalars, literal
 from bessemer.codegen.payload.spec import stored_shape
 from bessemer.codegen.payload.views import (
     added,
@@ -111,16 +112,11 @@ class Body:
             panel, row = divided(at[-2], PANEL_ROWS)
             at = (*at[:-2], panel, at[-1], row)
         fn = self.builder.fn
-        for known, index, name in self.tensors:
-            if known == tensor and index == at:
-                break
-        else:
+        name = next((n for t, index, n in self.tensors if (t, index) == (tensor, at)), "")
+        if not name:
             name = fn.fresh("e")
             self.tensors.append((tensor, at, name))
-        wanted = ELEMENT[dtype]
-        if tensor.element == wanted:
-            return name
-        return fn.op(f"arith.extf {name} : {tensor.element} to {wanted}")
+        return self.builder.from_memory(name, tensor.element, dtype)
 
     def ssa_index(self, expression: str) -> str:
         """An affine index expression as an SSA index."""
@@ -153,12 +149,12 @@ class Body:
         if node.op == "expand":
             return self.builder.broadcast(source, at)
         if node.op == "permute":
-            order = tuple(node.attrs["perm"])
+            order = integers(node, "perm")
             return tuple(at[order.index(i)] for i in range(len(order)))
         if node.op == "slice":
-            axis = len(at) + int(node.attrs["axis"])
+            axis = len(at) + integer(node, "axis")
             start = self.builder.static(node.attrs["start"])
-            moved = added(scaled(at[axis], int(node.attrs["step"])), str(start))
+            moved = added(scaled(at[axis], integer(node, "step")), str(start))
             return (*at[:axis], moved, *at[axis + 1 :])
         if node.op == "reshape":
             found = reshape_index(shape, self.builder.shape(node.out), at)
@@ -169,14 +165,15 @@ class Body:
     def _iota(self, value: Value, at: str) -> str:
         attrs, b = value.node.attrs, self.builder
         fn = b.fn
+        step, first = integer(value.node, "step"), integer(value.node, "start")
         index = self.ssa_index(at)
         if b.row is not None and isinstance(attrs["size"], Dim):
             own = b.static(attrs["size"])
             index = fn.add(index, b.row if own == 1 else fn.mul(b.row, fn.index(own)))
         whole = Scalars(fn, DType.I64)
         n = fn.cast_index(index, "index", "i64")
-        n = n if attrs["step"] == 1 else whole.mul(n, whole.const(int(attrs["step"])))
-        n = n if attrs["start"] == 0 else whole.add(n, whole.const(int(attrs["start"])))
+        n = n if step == 1 else whole.mul(n, whole.const(step))
+        n = n if first == 0 else whole.add(n, whole.const(first))
         return whole.cast(n, value.dtype)
 
 
@@ -263,6 +260,7 @@ class Builder:
         return Tensor(self.fn.op(f"tensor.empty({dynamic}) : {type_}"), shape, element)
 
     def filled(self, target: Tensor, scalar: str) -> Tensor:
+        scalar = self.to_memory(scalar, target.element)
         t = f"ins({scalar} : {target.element}) outs({target.ssa} : {target.type}) -> {target.type}"
         return Tensor(self.fn.op(f"linalg.fill {t}"), target.shape, target.element)
 
@@ -274,7 +272,7 @@ class Builder:
     def target(self, value: Value) -> Tensor:
         """Where the result `value` is to be written: an output's memory, or a temporary."""
         found = self.targets.get(value)
-        return found or self.empty(self.shape(value), ELEMENT[value.dtype])
+        return found or self.empty(self.shape(value), MEMORY[value.dtype])
 
     def reshaped(self, tensor: Tensor, shape: Shape) -> Tensor:
         """The same elements in another shape, without a copy."""
@@ -313,7 +311,7 @@ class Builder:
         steps: Sequence[int] | None = None,
         drop: Sequence[int] = (),
     ) -> Tensor:
-        """A box of a tensor (in its stored shape); the dimensions `drop`, of size 1, are left out."""
+        """A box of a tensor, in its stored shape, without the dimensions `drop` of size 1."""
         kept = tuple(s for i, s in enumerate(sizes) if i not in drop)
         box = self._box(offsets, sizes, steps)
         result = tensor_type(kept, tensor.element)
@@ -330,16 +328,34 @@ class Builder:
     ) -> Tensor:
         """`into` with a box replaced."""
         box = self._box(offsets, sizes, steps)
-        op = f"tensor.insert_slice {source.ssa} into {into.ssa}{box} : {source.type} into {into.type}"
+        types = f"{source.type} into {into.type}"
+        op = f"tensor.insert_slice {source.ssa} into {into.ssa}{box} : {types}"
         return Tensor(self.fn.op(op), into.shape, into.element)
 
     def _box(self, offsets: Sequence[str], sizes: Shape, steps: Sequence[int] | None) -> str:
         shown = ", ".join(map(str, steps or [1] * len(sizes)))
         return f"[{', '.join(offsets)}] [{', '.join(map(self.mixed, sizes))}] [{shown}]"
 
-    def element(self, tensor: Tensor, at: Sequence[str]) -> str:
-        """One element of a tensor, at SSA indices."""
-        return self.fn.op(f"tensor.extract {tensor.ssa}[{', '.join(at)}] : {tensor.type}")
+    def element(self, tensor: Tensor, at: Sequence[str], dtype: DType) -> str:
+        """One element of a tensor, at SSA indices, as a scalar of the dtype."""
+        found = self.fn.op(f"tensor.extract {tensor.ssa}[{', '.join(at)}] : {tensor.type}")
+        return self.from_memory(found, tensor.element, dtype)
+
+    def from_memory(self, scalar: str, element: str, dtype: DType) -> str:
+        """A scalar of the dtype from what memory holds: floats may be narrower, bools are bytes."""
+        wanted = ELEMENT[dtype]
+        if element == wanted:
+            return scalar
+        if dtype == DType.BOOL:
+            zero = self.fn.constant(f"arith.constant 0 : {element}")
+            return self.fn.op(f"arith.cmpi ne, {scalar}, {zero} : {element}")
+        return self.fn.op(f"arith.extf {scalar} : {element} to {wanted}")
+
+    def to_memory(self, scalar: str, element: str) -> str:
+        """What memory holds for a scalar: bools become bytes."""
+        if element != BOOL_BYTE:
+            return scalar
+        return self.fn.op(f"arith.extui {scalar} : i1 to {element}")
 
     # --- loops ------------------------------------------------------------------------------------
 
@@ -358,7 +374,12 @@ class Builder:
         inside = Body(self, len(domain))
         names = [fn.fresh("o") for _ in outs]
         with fn.captured() as lines:
-            values = body(inside, names)
+            old = [
+                self.from_memory(n, BOOL_BYTE, DType.BOOL) if t.element == BOOL_BYTE else n
+                for n, (t, _) in zip(names, outs, strict=True)
+            ]
+            new = zip(body(inside, old), outs, strict=True)
+            values = [self.to_memory(v, t.element) for v, (t, _) in new]
             types = ", ".join(t.element for t, _ in outs)
             fn.line(f"linalg.yield {', '.join(values)} : {types}")
         self._cover(inside, [index for _, index in outs], domain)
@@ -411,7 +432,7 @@ class Builder:
     def constant(self, value: Value) -> Tensor:
         """A constant array."""
         array = np.asarray(value.node.attrs["value"])
-        element = ELEMENT[value.dtype]
+        element = MEMORY[value.dtype]
         type_ = tensor_type(array.shape, element)
         ssa = self.fn.constant(f"arith.constant dense<{_dense(array, value.dtype)}> : {type_}")
         return Tensor(ssa, array.shape, element)
@@ -446,11 +467,11 @@ class Builder:
         if node.op == "reshape":
             self.env[node.out] = self.reshaped(source, self.shape(node.out))
             return
-        axis = len(source.shape) + int(node.attrs["axis"])
+        axis = len(source.shape) + integer(node, "axis")
         offsets, steps = ["0"] * len(source.shape), [1] * len(source.shape)
         start = node.attrs["start"]
-        offsets[axis] = self.mixed(start if isinstance(start, Dim) else int(start))  # type: ignore
-        steps[axis] = int(node.attrs["step"])
+        offsets[axis] = self.mixed(start if isinstance(start, Dim) else integer(node, "start"))
+        steps[axis] = integer(node, "step")
         self.env[node.out] = self.part(source, offsets, self.shape(node.out), steps)
 
 
@@ -467,8 +488,10 @@ def _product(shape: Shape, dims: Sequence[int]) -> Size:
 
 
 def _dense(array: np.ndarray, dtype: DType) -> str:
-    if array.size > _READABLE_ELEMENTS and dtype != DType.BOOL:
+    if array.size > _READABLE_ELEMENTS:
         return f'"0x{np.ascontiguousarray(array).tobytes().hex().upper()}"'
+    if array.ndim == 0 and dtype == DType.BOOL:
+        return str(int(array))
     if array.ndim == 0:
         return literal(array.item(), dtype)
     return f"[{', '.join(_dense(a, dtype) for a in array)}]"

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bessemer.artifact.layout import PANEL_ROWS
+from bessemer.codegen.payload.attrs import integer, integers
 from bessemer.codegen.payload.builder import Body, Builder, Index, Tensor
+from bessemer.codegen.payload.decompose import WHOLE
 from bessemer.codegen.payload.movement import index_of, nest, table_slice
-from bessemer.codegen.payload.scalar import ELEMENT, Scalars
+from bessemer.codegen.payload.scalar import Scalars
 from bessemer.graph.core import Node, Value
 from bessemer.graph.dims import Shape
 from bessemer.graph.dtypes import DType
@@ -44,8 +46,7 @@ def matmul(b: Builder, node: Node) -> None:
 def _is_transposed(value: Value) -> bool:
     """Whether the last axis of a view is not the last in memory."""
     while value.op in ("permute", "expand"):
-        perm = value.node.attrs.get("perm")
-        if value.op == "permute" and list(perm)[-1] != len(list(perm)) - 1:  # type: ignore
+        if value.op == "permute" and integers(value.node, "perm")[-1] != value.type.rank - 1:
             return True
         value = value.node.inputs[0]
     return False
@@ -66,12 +67,12 @@ def weight_product(
         domain: Shape = (*rows, panels, depth, PANEL_ROWS)
         k, place = f"d{m + 1}", (*at, f"d{m}", f"d{m + 2}")
         stored: Index = (*lead, f"d{m}", k, f"d{m + 2}")
-        result, reduced = b.empty((*rows, panels, PANEL_ROWS), ELEMENT[DType.F32]), [m + 1]
+        result, reduced = b.empty((*rows, panels, PANEL_ROWS), "f32"), [m + 1]
         weight = Tensor(weight.ssa, weight.stored, weight.element)
     else:
         domain, k, place = (*rows, columns, depth), f"d{m + 1}", (*at, f"d{m}")
         stored, reduced = (*lead, f"d{m}", k), [m + 1]
-        result = target or b.empty((*rows, columns), ELEMENT[DType.F32])
+        result = target or b.empty((*rows, columns), "f32")
 
     def step(body: Body, old: list[str]) -> list[str]:
         where = (*at, k)
@@ -92,7 +93,7 @@ def weight_product(
 def project(b: Builder, node: Node) -> None:
     """x @ w[lead].T with a stored weight. The result is a temporary that the epilogue reads."""
     x, w = node.inputs
-    lead = [str(i) for i in node.attrs["lead"]]  # type: ignore[union-attr]
+    lead = [str(i) for i in integers(node, "lead")]
     b.env[node.out] = weight_product(b, x, b.tensor(w), lead, b.targets.get(node.out))
 
 
@@ -102,8 +103,8 @@ def expert_project(b: Builder, node: Node) -> None:
     rows, index, weights = b.tensor(x), b.tensor(indices), b.tensor(w)
     result = b.target(node.out)
     columns = result.shape[-1]
-    part = node.attrs["part"]
-    lead = [] if part is None else [str(part)]
+    part = integer(node, "part")
+    lead = [] if part == WHOLE else [str(part)]
     shared = len(rows.shape) == len(index.shape)
 
     def one(held: Tensor, at: list[str]) -> Tensor:

@@ -6,7 +6,7 @@ own: `reduce_*` without keepdims, `matmul`, `take`, `gather`, `concat`, `pad`, `
 
 - `project`(x[..., K], w[lead, N, K]) {lead}: x @ w[lead].T, sums in f32.
 - `expert_project`(x[..., (k,) K], indices[..., k], w[E, (2,) N, K]) {part}: the same with
-  w[indices[..., j]] (or its half `part` when gated).
+  w[indices[..., j]], or with its half `part` when gated.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from bessemer.codegen.payload.attrs import integer, integers, number
 from bessemer.codegen.payload.spec import PayloadSpec
 from bessemer.errors import CompileError
 from bessemer.graph.core import Node, TensorType, Value
 from bessemer.graph.dims import Dim, Size
 from bessemer.graph.schema import GraphError, constant, emit
+
+WHOLE = -1  # `part` of an expert whose weights are one matrix
 
 Rule = Callable[[Node], "Value | Sequence[Value]"]
 
@@ -83,7 +86,7 @@ def project(x: Value, w: Value, lead: tuple[int, ...] = ()) -> Value:
     return Node("project", (x, w), {"lead": lead}, (TensorType(x.dtype, shape),)).out
 
 
-def expert_project(x: Value, indices: Value, w: Value, part: int | None) -> Value:
+def expert_project(x: Value, indices: Value, w: Value, part: int = WHOLE) -> Value:
     type_ = TensorType(x.dtype, (*indices.shape, w.shape[-2]))
     return Node("expert_project", (x, indices, w), {"part": part}, (type_,)).out
 
@@ -92,7 +95,7 @@ def expert_project(x: Value, indices: Value, w: Value, part: int | None) -> Valu
 
 
 def _softmax(node: Node) -> Value:
-    (x,), axis = node.inputs, int(node.attrs["axis"])
+    (x,), axis = node.inputs, integer(node, "axis")
     top = reduced("reduce_max", x, [axis], True)
     masked = emit("eq", top, scalar(-np.inf, x))
     e = emit("exp", emit("sub", x, emit("where", masked, scalar(0, x), top)))
@@ -104,7 +107,7 @@ def _softmax(node: Node) -> Value:
 def _rms_norm(node: Node) -> Value:
     x, *w = node.inputs
     square = mean(emit("mul", x, x), [-1], True)
-    scale = emit("rsqrt", emit("add", square, scalar(node.attrs["eps"], x)))
+    scale = emit("rsqrt", emit("add", square, scalar(number(node, "eps"), x)))
     y = emit("mul", x, scale)
     return emit("mul", y, w[0]) if w else y
 
@@ -113,7 +116,7 @@ def _layer_norm(node: Node) -> Value:
     x, *weights = node.inputs
     centred = emit("sub", x, mean(x, [-1], True))
     variance = mean(emit("mul", centred, centred), [-1], True)
-    scale = emit("rsqrt", emit("add", variance, scalar(node.attrs["eps"], x)))
+    scale = emit("rsqrt", emit("add", variance, scalar(number(node, "eps"), x)))
     y = emit("mul", centred, scale)
     if weights:
         y = emit("mul", y, weights[0])
@@ -128,7 +131,7 @@ def _linear(node: Node) -> Value:
         y = emit("add", y, rest.pop(0))
     y = activate(y, str(a["activation"]))
     if a["scale"] != 1.0:
-        y = emit("mul", y, scalar(float(a["scale"]), y))
+        y = emit("mul", y, scalar(number(node, "scale"), y))
     return emit("add", y, rest.pop(0)) if a["has_residual"] else y
 
 
@@ -149,7 +152,7 @@ def _expert_linear(node: Node) -> Value:
     x, indices, w, *bias = node.inputs
     chosen = [emit("take", bias[0], indices, axis=-bias[0].type.rank)] if bias else []
     if not node.attrs["gated"]:
-        y = expert_project(x, indices, w, None)
+        y = expert_project(x, indices, w)
         y = emit("add", y, chosen[0]) if chosen else y
         return activate(y, str(node.attrs["activation"]))
     halves = [expert_project(x, indices, w, part) for part in (0, 1)]
@@ -162,7 +165,7 @@ def _moe(node: Node) -> Value:
     x, indices, scores, gate_up, down, *rest = node.inputs
     a = node.attrs
     bias = [[rest.pop(0)] if a[f"has_{n}_bias"] else [] for n in ("gate_up", "down")]
-    same = {k: a[k] for k in ("activation", "alpha", "limit")}
+    same: dict[str, Any] = {k: a[k] for k in ("activation", "alpha", "limit")}
     hidden = emit(
         "expert_linear", x, indices, gate_up, *bias[0], **same, gated=True, has_bias=bool(bias[0])
     )
@@ -197,15 +200,15 @@ def _rope(node: Node) -> Value:
 
 def _take(node: Node) -> Value:
     x, index = node.inputs
-    axis = -2 if node.op == "embedding" else int(node.attrs["axis"])
+    axis = -2 if node.op == "embedding" else integer(node, "axis")
     return emit("take", x, index, axis=axis)
 
 
 def _reduce(node: Node) -> Value:
-    (x,), a = node.inputs, node.attrs
+    (x,), keepdims = node.inputs, bool(node.attrs["keepdims"])
     if node.op == "reduce_mean":
-        return mean(x, list(a["axes"]), bool(a["keepdims"]))
-    return reduced(node.op, x, list(a["axes"]), bool(a["keepdims"]))
+        return mean(x, integers(node, "axes"), keepdims)
+    return reduced(node.op, x, integers(node, "axes"), keepdims)
 
 
 _RULES: dict[str, Rule] = {

@@ -16,7 +16,7 @@ from bessemer.codegen.payload.buffers import check_state, place_buffers
 from bessemer.codegen.payload.builder import Tensor, TextFn, tensor_type
 from bessemer.codegen.payload.payload import emit_payload, solved, write_payload
 from bessemer.codegen.payload.rows import has_symbol, is_rows, row_symbol, row_wise
-from bessemer.codegen.payload.scalar import ELEMENT
+from bessemer.codegen.payload.scalar import MEMORY
 from bessemer.codegen.payload.spec import PayloadSpec, group_operands, stored_shape
 from bessemer.errors import CompileError
 from bessemer.graph.core import Value
@@ -45,8 +45,8 @@ _BUFFERIZE = (
 class GenericGroup:
     """A group function by the generic lowering.
 
-    text: MLIR on memrefs, `func.func @name(%begin, %end, %rows, %scratch, operands...)`, preceded by
-    the constants it needs.  payload: the same computation on tensors, for reading and testing.
+    text: MLIR on memrefs, `func.func @name(%begin, %end, %rows, %scratch, operands...)`, with the
+    constants it needs.  payload: the same computation on tensors, for reading and testing.
     thread_scratch_bytes: what each thread needs at %scratch.
     """
 
@@ -160,7 +160,7 @@ class _Writer:
         is_input = at < len(self.spec.inputs)
         storage = self.spec.storage(value) if is_input else None
         layout = storage.layout if storage else "plain"
-        element = storage.dtype if storage else ELEMENT[value.dtype]
+        element = storage.dtype if storage else MEMORY[value.dtype]
         shape = self._shape(value)
         writable = not is_input or value in self.spec.updates.values()
         result = tensor_type(stored_shape(shape, layout), element)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from bessemer.artifact.layout import PANEL_ROWS
+from bessemer.codegen.payload.attrs import axis_of, integers, number
 from bessemer.codegen.payload.builder import Body, Builder, Tensor
 from bessemer.codegen.payload.scalar import Scalars
 from bessemer.errors import CompileError
@@ -16,7 +17,7 @@ from bessemer.graph.dtypes import DType
 def concat(b: Builder, node: Node) -> None:
     """Each operand is computed into its part of the result."""
     result = b.target(node.out)
-    axis = int(node.attrs["axis"]) % len(result.shape)  # type: ignore[call-overload]
+    axis = axis_of(node, len(result.shape))
     start: Size = 0
     for value in node.inputs:
         shape = b.shape(value)
@@ -31,8 +32,8 @@ def pad(b: Builder, node: Node) -> None:
     """The result is filled, then its inner part computed."""
     (x,) = node.inputs
     s = Scalars(b.fn, x.dtype)
-    result = b.filled(b.target(node.out), s.const(node.attrs["value"]))  # type: ignore[arg-type]
-    offsets = [str(n) for n in node.attrs["low"]]  # type: ignore[union-attr]
+    result = b.filled(b.target(node.out), s.const(number(node, "value")))
+    offsets = [str(n) for n in integers(node, "low")]
     b.env[node.out] = _computed_part(b, x, result, offsets, b.shape(x))
 
 
@@ -45,9 +46,9 @@ def _computed_part(
 
 def index_of(b: Builder, tensor: Tensor, at: Sequence[str], size: Size) -> str:
     """An index that a tensor holds, as an SSA index; a negative one counts from the end."""
-    value = b.element(tensor, at)
     fn = b.fn
-    index = fn.cast_index(value, tensor.element, "index")
+    dtype = DType.I32 if tensor.element == "i32" else DType.I64
+    index = fn.cast_index(b.element(tensor, at, dtype), tensor.element, "index")
     negative = fn.cmp("slt", index, fn.index(0))
     return fn.select(negative, fn.add(index, b.extent(size)), index, "index")
 
@@ -76,7 +77,7 @@ def take(b: Builder, node: Node) -> None:
     x, indices = node.inputs
     table, index = b.tensor(x), b.tensor(indices)
     result = b.target(node.out)
-    axis = int(node.attrs["axis"]) % len(table.shape)  # type: ignore[call-overload]
+    axis = axis_of(node, len(table.shape))
     rank = len(index.shape)
 
     def one(held: Tensor, at: list[str]) -> Tensor:
@@ -118,7 +119,7 @@ def gather(b: Builder, node: Node) -> None:
     """Element by element along an axis."""
     x, indices = node.inputs
     table = b.tensor(x)
-    axis = int(node.attrs["axis"]) % len(table.shape)  # type: ignore[call-overload]
+    axis = axis_of(node, len(table.shape))
     result = b.target(node.out)
 
     def one(body: Body, old: list[str]) -> list[str]:
@@ -131,8 +132,7 @@ def gather(b: Builder, node: Node) -> None:
         at[axis] = index
         if table.layout != "plain":
             raise CompileError("a gather from a packed weight")
-        found = b.element(table, at)
-        return [found if table.element == result.element else fn.widen(found, table.element)]
+        return [b.element(table, at, x.dtype)]
 
     dims = tuple(f"d{i}" for i in range(len(result.shape)))
     b.env[node.out] = b.generic(result.shape, [(result, dims)], one)[0]
@@ -146,16 +146,17 @@ def scatter(b: Builder, node: Node) -> None:
     """A copy of the operand in which single elements are replaced or added to, in index order."""
     x, indices, sources = node.inputs
     index, source = b.tensor(indices), b.tensor(sources)
-    axis = int(node.attrs["axis"]) % x.type.rank  # type: ignore[call-overload]
+    axis = axis_of(node, x.type.rank)
     s = Scalars(b.fn, x.dtype)
 
     def one(held: Tensor, at: list[str]) -> Tensor:
         where = list(at)
         where[axis] = index_of(b, index, at, held.shape[axis])
-        new = b.element(source, at)
+        new = b.element(source, at, x.dtype)
         if node.attrs["accumulate"]:
-            new = s.add(b.element(held, where), new)
+            new = s.add(b.element(held, where, x.dtype), new)
         place = f"{held.ssa}[{', '.join(where)}] : {held.type}"
+        new = b.to_memory(new, held.element)
         return Tensor(b.fn.op(f"tensor.insert {new} into {place}"), held.shape, held.element)
 
     b.env[node.out] = nest(b, index.shape, _base(b, node), one)
@@ -165,7 +166,7 @@ def put(b: Builder, node: Node) -> None:
     """Slices along an axis replaced or added to, in index order; a state is changed in place."""
     x, indices, sources = node.inputs
     index, source = b.tensor(indices), b.tensor(sources)
-    axis = int(node.attrs["axis"]) % x.type.rank  # type: ignore[call-overload]
+    axis = axis_of(node, x.type.rank)
     s = Scalars(b.fn, x.dtype)
 
     def one(held: Tensor, at: list[str]) -> Tensor:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from bessemer.codegen.payload.builder import Builder, Tensor, TextFn
 from bessemer.codegen.payload.decompose import decompose
 from bessemer.codegen.payload.fusion import is_inline, plan
-from bessemer.codegen.payload.scalar import ELEMENT
+from bessemer.codegen.payload.scalar import MEMORY
 from bessemer.codegen.payload.spec import PayloadSpec
 from bessemer.errors import CompileError
 from bessemer.graph.core import Node, Value
@@ -27,7 +27,7 @@ def emit_payload(name: str, spec: PayloadSpec) -> str:
     """
     inputs = [_argument(f"%in{i}", v, spec) for i, v in enumerate(spec.inputs)]
     targets = [
-        Tensor(f"%out{i}", v.shape, ELEMENT[v.dtype]) for i, v in enumerate(spec.destinations)
+        Tensor(f"%out{i}", v.shape, MEMORY[v.dtype]) for i, v in enumerate(spec.destinations)
     ]
     results = [_result_type(v, spec, inputs, targets) for v in spec.outputs]
     fn = TextFn(name, [(t.ssa, t.type) for t in [*inputs, *targets]], results=results)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from bessemer.codegen.payload.builder import Body, Builder, Tensor
-from bessemer.codegen.payload.scalar import ELEMENT, Scalars
+from bessemer.codegen.payload.attrs import axis_of, integer, integers
+from bessemer.codegen.payload.builder import Body, Builder, Tensor, Yield
+from bessemer.codegen.payload.scalar import MEMORY, Scalars
 from bessemer.graph.core import Node
 from bessemer.graph.dtypes import DType
 
@@ -20,7 +21,7 @@ def reduce(b: Builder, node: Node) -> None:
     (x,) = node.inputs
     s, kind = Scalars(b.fn, x.dtype), _KINDS[node.op]
     domain = b.shape(x)
-    axes = [a % len(domain) for a in node.attrs["axes"]]  # type: ignore[union-attr]
+    axes = [a % len(domain) for a in integers(node, "axes")]
     start = b.filled(b.target(node.out), s.neutral(kind))
     kept = tuple(f"d{i}" for i in range(len(domain)) if i not in axes)
     b.env[node.out] = b.generic(
@@ -35,7 +36,7 @@ def cumsum(b: Builder, node: Node) -> None:
     """Running sums along an axis: a loop over the axis that carries the sums so far."""
     (x,) = node.inputs
     source, fn = b.tensor(x), b.fn
-    axis = int(node.attrs["axis"]) % len(source.shape)  # type: ignore[call-overload]
+    axis = axis_of(node, len(source.shape))
     others = tuple(s for i, s in enumerate(source.shape) if i != axis)
     box = tuple(1 if i == axis else s for i, s in enumerate(source.shape))
     s = Scalars(fn, x.dtype)
@@ -45,7 +46,8 @@ def cumsum(b: Builder, node: Node) -> None:
     with fn.loop(fn.index(0), b.extent(source.shape[axis]), 1, carried) as loop:
         at = [loop.iv if i == axis else "0" for i in range(len(box))]
         whole, held = (
-            Tensor(name, t.shape, t.element) for name, t in zip(loop.args, (result, sums))
+            Tensor(name, t.shape, t.element)
+            for name, t in zip(loop.args, (result, sums), strict=True)
         )
         one = b.part(source, at, box, drop=(axis,))
         grown = b.generic(
@@ -60,7 +62,7 @@ def cumsum(b: Builder, node: Node) -> None:
 def argmax(b: Builder, node: Node) -> None:
     """Index of the first maximum along an axis; NaN counts as the largest, as in NumPy."""
     (x,) = node.inputs
-    axis = list(node.attrs["axes"])[0] % x.type.rank  # type: ignore[arg-type,call-overload]
+    axis = integers(node, "axes")[0] % x.type.rank
     domain = b.shape(x)
     kept = tuple(f"d{i}" for i in range(len(domain)) if i != axis)
     shape = tuple(s for i, s in enumerate(domain) if i != axis)
@@ -86,7 +88,7 @@ def topk(b: Builder, node: Node) -> None:
     previous = b.filled(b.empty(outer, "i64"), scalars.const(0))
     before = b.filled(b.empty(outer, "i64"), scalars.const(-1))
     start = [values, indices, previous, before]
-    k = int(node.attrs["k"])  # type: ignore[call-overload]
+    k = integer(node, "k")
     with fn.loop(fn.index(0), fn.index(k), 1, [(t.ssa, t.type) for t in start]) as loop:
         held = [Tensor(n, t.shape, t.element) for n, t in zip(loop.args, start, strict=True)]
         keys, found = _first(b, outer, b.empty(outer, "i64"))
@@ -100,24 +102,25 @@ def topk(b: Builder, node: Node) -> None:
             (*outer, width), [(keys, dims), (found, dims)], step, reduced=[len(outer)]
         )
         at, box = [*["0"] * len(outer), loop.iv], (*outer, 1)
-        chosen = b.empty(outer, ELEMENT[x.dtype])
-        chosen = b.generic(outer, [(chosen, dims)], _looked_up(b, source, found))[0]
+        chosen = b.empty(outer, MEMORY[x.dtype])
+        chosen = b.generic(outer, [(chosen, dims)], _looked_up(b, source, found, x.dtype))[0]
         loop.carry(
             b.inserted(chosen, held[0], at, box).ssa,
             b.inserted(found, held[1], at, box).ssa,
             b.copied(keys, held[2]).ssa,
             b.copied(found, held[3]).ssa,
         )
-    for value, name, tensor in zip(node.outputs, loop.results, start):
+    for value, name, tensor in zip(node.outputs, loop.results[:2], start[:2], strict=True):
         b.env[value] = Tensor(name, tensor.shape, tensor.element)
 
 
-def _looked_up(b: Builder, source: Tensor, found: Tensor):  # type: ignore[no-untyped-def]
+def _looked_up(b: Builder, source: Tensor, found: Tensor, dtype: DType) -> Yield:
     """A loop body: the element of `source` at the index found for each of its rows."""
 
     def body(inside: Body, old: list[str]) -> list[str]:
         index = b.fn.cast_index(inside.load(found, inside.dims, DType.I64), "i64", "index")
-        return [b.element(source, [*(inside.ssa_index(d) for d in inside.dims), index])]
+        at = [*(inside.ssa_index(d) for d in inside.dims), index]
+        return [b.element(source, at, dtype)]
 
     return body
 

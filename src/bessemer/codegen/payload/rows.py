@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from bessemer.codegen.payload.attrs import integer, integers
 from bessemer.graph.core import Node, Value
 from bessemer.graph.dims import Dim, Shape
 from bessemer.graph.schema import schema_of
@@ -68,31 +69,31 @@ def _is_row_wise(node: Node, symbol: str) -> bool:
 
 
 def _keeps_rows(node: Node, symbol: str) -> bool:
-    op, attrs, inputs = node.op, node.attrs, node.inputs
+    op, inputs = node.op, node.inputs
     rank = node.inputs[0].type.rank if node.inputs else 1
     rows = [has_symbol(v.shape, symbol) for v in inputs]
     if op in _ALWAYS or schema_of(op).elementwise:
         return op != "topk" or rank > 1
     if op in _AXIS:
-        return int(attrs["axis"]) != -rank  # type: ignore[call-overload]
+        return integer(node, "axis") != -rank
     if op in _AXES:
-        return -rank not in attrs["axes"]  # type: ignore[operator]
+        return -rank not in integers(node, "axes")
     if op == "permute":
-        return list(attrs["perm"])[0] == 0  # type: ignore[arg-type]
+        return integers(node, "perm")[0] == 0
     if op == "pad":
-        return attrs["low"][0] == attrs["high"][0] == 0  # type: ignore[index]
+        return integers(node, "low")[0] == integers(node, "high")[0] == 0
     if op in ("take", "embedding", "select_rows"):
-        axis = -2 if op == "embedding" else int(attrs["axis"])  # type: ignore[call-overload]
+        axis = -2 if op == "embedding" else integer(node, "axis")
         if rows[0]:
             return not rows[1] and axis != -rank
         return axis == -rank
     if op == "gather":
-        axis = int(attrs["axis"])  # type: ignore[call-overload]
+        axis = integer(node, "axis")
         return rows[1] and (not rows[0] or axis != -rank)
     if op == "scatter":
-        return all(rows) and int(attrs["axis"]) != -rank  # type: ignore[call-overload]
+        return all(rows) and integer(node, "axis") != -rank
     if op == "put":
-        return rows == [True, False, True] and int(attrs["axis"]) != -rank  # type: ignore
+        return rows == [True, False, True] and integer(node, "axis") != -rank
     if op == "matmul":
         # A matrix of rows times a whole matrix, or a batch of products.
         return rows[0] or (rows[1] and inputs[1].type.rank == node.types[0].rank > 2)

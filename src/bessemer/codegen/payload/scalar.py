@@ -21,6 +21,9 @@ ELEMENT = {
     DType.I32: "i32",
     DType.BOOL: "i1",
 }
+# A bool is a byte in memory, 0 or 1: memrefs of i1 have no lowering.
+BOOL_BYTE = "i8"
+MEMORY = {**ELEMENT, DType.BOOL: BOOL_BYTE}
 _BITS = {DType.I64: 64, DType.I32: 32, DType.BOOL: 1}
 _FLOAT_PREDICATES = {
     "eq": "oeq",
@@ -61,7 +64,9 @@ class Scalars:
         return self.dtype.is_float
 
     def const(self, value: float | int | bool) -> str:
-        return self.fn.constant(f"arith.constant {literal(value, self.dtype)} : {self.type}")
+        text = literal(value, self.dtype)
+        typed = text if self.dtype == DType.BOOL else f"{text} : {self.type}"
+        return self.fn.constant(f"arith.constant {typed}")
 
     def op(self, name: str, *operands: str, flags: str = "") -> str:
         tail = f" fastmath<{flags}>" if flags else ""
@@ -148,7 +153,7 @@ class Scalars:
             return self._guarded(a, b, lambda a, b: self.op("arith.floordivsi", a, b))
         zero, one = self.const(0), self.const(1)
         quotient = self.div(a, b)
-        rest, borrowed = self._float_mod(a, b)
+        _, borrowed = self._float_mod(a, b)
         exact = self.div(self.sub(a, self.op("arith.remf", a, b)), b)
         exact = self.select(borrowed, self.sub(exact, one), exact)
         down = self.op("math.floor", exact)

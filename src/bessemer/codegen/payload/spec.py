@@ -8,11 +8,10 @@ from typing import Protocol
 
 from bessemer.artifact.layout import PANEL_ROWS
 from bessemer.codegen.group import ROWS, Operand
-from bessemer.codegen.payload.scalar import ELEMENT
+from bessemer.codegen.payload.scalar import MEMORY
 from bessemer.errors import CompileError
 from bessemer.graph.core import Node, Value
 from bessemer.graph.dims import Dim, Size
-from bessemer.graph.dtypes import DType
 
 _STORED_FLOATS = ("f32", "f16", "bf16")
 
@@ -54,7 +53,7 @@ class PayloadSpec:
         """Storage of an input: f32-typed values may be kept narrower. Raises CompileError."""
         found = self.weights.get(value)
         if found is None or not value.dtype.is_float:
-            return Stored(ELEMENT[value.dtype])
+            return Stored(MEMORY[value.dtype])
         if found.dtype not in _STORED_FLOATS or found.layout not in ("plain", "panels"):
             raise CompileError(
                 f"A generic group can't read a weight stored as {found.dtype} {found.layout}"
@@ -85,7 +84,7 @@ def group_operands(spec: PayloadSpec) -> tuple[Operand, ...]:
         role = "weight" if value in spec.weights else "state" if value.op == "state" else "in"
         found.append(_operand(storage.dtype, stored_shape(value.shape, storage.layout), role))
     for value in spec.destinations:
-        found.append(_operand(ELEMENT[DType(value.dtype)], value.shape, "out"))
+        found.append(_operand(MEMORY[value.dtype], value.shape, "out"))
     return tuple(found)
 
 

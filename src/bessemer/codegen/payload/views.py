@@ -75,7 +75,8 @@ def reshape_index(
             for a, b in zip(left, right, strict=True):
                 result[a] = at[b]
         elif len(left) == 1:
-            terms, stride = [], 1
+            terms: list[str] = []
+            stride = 1
             for k in reversed(right):
                 terms.insert(0, scaled(at[k], stride))
                 size = target[k]
