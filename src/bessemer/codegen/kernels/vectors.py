@@ -120,6 +120,10 @@ class ScratchPlan:
         self._arrays[name] = (self.nbytes, shape, element)
         self.nbytes = align(self.nbytes + size)
 
+    def offset(self, name: str) -> int:
+        """Bytes from the start of the scratch to the array."""
+        return self._arrays[name][0]
+
     def view(self, f: Fn, name: str) -> Array:
         """The array as a memref, in the function's `%scratch`."""
         at, shape, element = self._arrays[name]
