@@ -154,7 +154,7 @@ def check_bits(
             if difference:
                 wrong.append(f"{weight.name}: {difference}")
             done += weight.nbytes
-            progress("weights", done, total)
+            progress("checking weights", done, total)
         if wrong:
             shown = "; ".join(wrong[:FAILURES_SHOWN])
             return False, f"{len(wrong)} of {len(weights)} weights differ: {shown}"

@@ -1,0 +1,67 @@
+"""`bessemer verify`: files, memory and numbers of a compiled model, against PyTorch."""
+
+from __future__ import annotations
+
+import json as json_format
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from bessemer.cli.options import Json, Model, StorageOptions, Threads
+from bessemer.errors import UsageError
+
+EXIT_MISMATCH = 1
+
+
+def verify(
+    model: Model,
+    /,
+    *,
+    checkpoint: Annotated[
+        str | None,
+        Parameter(
+            help="What a compiled folder was made from, if it isn't where it was.",
+            allow_leading_hyphen=True,
+        ),
+    ] = None,
+    lengths: Annotated[
+        str, Parameter(help="Lengths of the prompts whose logits are compared, by comma.")
+    ] = "1,7,33",
+    decode_steps: Annotated[int, Parameter(help="Decode steps after each prompt.")] = 8,
+    storage: StorageOptions | None = None,
+    threads: Threads = None,
+    json: Json = False,
+) -> int:
+    """Check a compiled model, layer by layer.
+
+    Files and symbols; the memory layout and every weight; then logits of prefill and decode against
+    PyTorch in float32 on the stored weights. A model that is not compiled yet is compiled into the
+    cache first. Exits with 1 when a check fails.
+    """
+    from rich.console import Console
+
+    from bessemer.cli.progress import StageProgress
+    from bessemer.verify import verify as check
+
+    with StageProgress() as progress:
+        report = check(
+            model,
+            checkpoint=checkpoint,
+            lengths=_numbers(lengths),
+            decode_steps=decode_steps,
+            threads=threads,
+            options=(storage or StorageOptions()).compile_options(),
+            progress=progress,
+        )
+    if json:
+        print(json_format.dumps(report.to_json(), ensure_ascii=False))
+    else:
+        report.print(Console())
+    return 0 if report.ok else EXIT_MISMATCH
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise UsageError(f"--lengths {text}: whole numbers, separated by commas") from None
