@@ -101,7 +101,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "hidden_size": 64,  # the head width is hidden / heads
         "qk_layernorm": True,
     },
-    "phi3": {"rope_parameters": {**_HALF, "partial_rotary_factor": 1.0}, "sliding_window": WINDOW},
+    "phi3": {
+        "rope_parameters": {**_HALF, "partial_rotary_factor": 1.0},
+        "hidden_size": 64,  # its config check takes hidden / heads for the head width
+        "sliding_window": WINDOW,
+    },
     "granite": {
         "embedding_multiplier": 3.0,
         "attention_multiplier": 0.11,

@@ -12,12 +12,13 @@ import torch
 from transformers import PreTrainedModel
 
 from bessemer.errors import UnsupportedError
-from bessemer.graph import Graph, Node, Value, verify
+from bessemer.graph import Graph, Node, TensorType, Value, param, verify
 from bessemer.importer import rope
 from bessemer.importer.architectures import SUPPORTED, check_config
 from bessemer.importer.capture import CausalLM, export
+from bessemer.importer.capture_errors import CaptureError
 from bessemer.importer.checkpoint import Checkpoint, open_checkpoint
-from bessemer.importer.convert import Converted, convert
+from bessemer.importer.convert import Converted, convert, type_of
 from bessemer.importer.rows import check_rows
 from bessemer.importer.skeleton import from_config, read_config, use_ops, without_weights
 from bessemer.importer.weights import (
@@ -52,6 +53,7 @@ class Imported:
         capture: "export" or "dynamo".
         parameters: the model's own parameter names -> expressions over the checkpoint's tensors.
         module: the module that was imported; None for a checkpoint.
+        token_rank: 2 when the module takes ids and positions [1, T], 1 when it takes [T].
     """
 
     graph: Graph
@@ -64,6 +66,7 @@ class Imported:
     capture: str
     parameters: Mapping[str, Value] = field(repr=False)
     module: torch.nn.Module | None = field(repr=False, default=None)
+    token_rank: int = 2
 
 
 def import_model(source: Source, *, capture: str = "export") -> Imported:
@@ -151,7 +154,7 @@ def _import_module(module: torch.nn.Module, capture: str) -> Imported:
     """Import a module with token ids and positions in, logits out."""
     name = type(module).__name__
     checkpoint = ModuleWeights(module)
-    errors = []
+    errors: list[UnsupportedError] = []
     for rank in (2, 1):
         copied = without_weights(module)
         try:
@@ -172,8 +175,10 @@ def _import_module(module: torch.nn.Module, capture: str) -> Imported:
             capture=capture,
             parameters=parameters,
             module=module,
+            token_rank=rank,
         )
-    raise errors[0]
+    # what was captured got further than what was not, and says more
+    raise min(errors, key=lambda error: isinstance(error, CaptureError))
 
 
 def _converted(
@@ -189,7 +194,7 @@ def _converted(
     resolver = Resolver(checkpoint, aliases)
     parameters: dict[str, Value] = {}
 
-    def leaf(target: str, type_: Any) -> Value:
+    def leaf(target: str, type_: TensorType) -> Value:
         if target not in parameters:
             parameters[target] = resolver(target, type_)
         return parameters[target]
@@ -197,6 +202,8 @@ def _converted(
     converted = convert(program, name, leaf, prefix=prefix)
     if resolver.missing:
         checkpoint.require(resolver.missing)
+    for extra, tensor in converted.extra.items():
+        parameters[extra] = param(extra, type_of(tensor))
     verify(converted.graph)
     check_rows(converted.graph)
     return converted, parameters

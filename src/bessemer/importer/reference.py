@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from bessemer.graph import evaluate_value
+from bessemer.graph import Value, evaluate_value
 from bessemer.importer import rope
 from bessemer.importer.api import Imported, Source, import_model
 from bessemer.importer.skeleton import from_config, read_config, without_weights
+from bessemer.importer.weights import tied_names
 
 Read = Callable[[str], np.ndarray]
 Logits = Callable[[Sequence[int]], np.ndarray]
@@ -36,7 +36,7 @@ def reference_logits(source: Imported | Source, weights: Read | None = None) -> 
         model.set_attn_implementation("eager")
         model.set_experts_implementation("eager")
         return _causal_lm(model)
-    return _plain(model)
+    return _plain(model, imported.token_rank)
 
 
 def _skeleton(imported: Imported) -> torch.nn.Module:
@@ -47,24 +47,22 @@ def _skeleton(imported: Imported) -> torch.nn.Module:
 
 def _fill(model: torch.nn.Module, imported: Imported, read: Read) -> None:
     """Replace every stand-in by its values, one tensor at a time; tied ones stay one."""
-    done: dict[int, torch.Tensor] = {}
+    aliases = tied_names(model)
+    done: dict[Value, torch.Tensor] = {}
     for path, module in model.named_modules():
         prefix = f"{path}." if path else ""
         for table in (module._parameters, module._buffers):
             for name, tensor in table.items():
-                full = prefix + name
-                if tensor is None or full not in imported.parameters:
+                names = [prefix + name, *aliases.get(prefix + name, [])]
+                found = [n for n in names if n in imported.parameters]
+                if tensor is None or not found:
                     continue
-                key = id(tensor)
-                if key not in done:
-                    array = evaluate_value(imported.parameters[full], read)
-                    done[key] = torch.from_numpy(np.ascontiguousarray(array))
-                value = done[key]
-                table[name] = (
-                    torch.nn.Parameter(value, requires_grad=False)
-                    if isinstance(tensor, torch.nn.Parameter)
-                    else value.reshape(tensor.shape)
-                )
+                source = imported.parameters[found[0]]
+                if source not in done:
+                    done[source] = torch.from_numpy(np.array(evaluate_value(source, read)))
+                value = done[source]
+                is_parameter = isinstance(tensor, torch.nn.Parameter)
+                table[name] = torch.nn.Parameter(value, False) if is_parameter else value
 
 
 def _causal_lm(model: PreTrainedModel) -> Logits:
@@ -77,18 +75,16 @@ def _causal_lm(model: PreTrainedModel) -> Logits:
     return logits
 
 
-def _plain(model: torch.nn.Module) -> Logits:
+def _plain(model: torch.nn.Module, rank: int) -> Logits:
     start = {name: buffer.clone() for name, buffer in model.named_buffers()}
 
     def logits(ids: Sequence[int]) -> np.ndarray:
         for name, buffer in model.named_buffers():
             buffer.copy_(start[name])
-        tokens, positions = torch.tensor([list(ids)]), torch.arange(len(ids))[None]
+        shape = (1, len(ids)) if rank == 2 else (len(ids),)
+        tokens, positions = torch.tensor(list(ids)), torch.arange(len(ids))
         with torch.no_grad():
-            out = model(tokens, positions)
+            out = model(tokens.reshape(shape), positions.reshape(shape))
         return out.reshape(len(ids), -1).numpy()
 
     return logits
-
-
-__all__ = ["Path", "reference_logits"]
