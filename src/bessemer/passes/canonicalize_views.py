@@ -70,7 +70,9 @@ def _permute(node: Node) -> Value | None:
         return views.reshape(x, node.types[0].shape)
     if x.op == "expand":
         inner = views.full_rank(x.node.inputs[0], len(perm))
-        return emit("expand", views.permute(inner, perm), shape=node.types[0].shape)
+        if views.moves_only_units(inner.shape, perm):
+            thin = views.reshape(inner, tuple(inner.shape[p] for p in perm))
+            return emit("expand", thin, shape=node.types[0].shape)
     return None
 
 

@@ -13,7 +13,7 @@ from typing import ClassVar
 from bessemer.graph import Graph, Node, Value, emit, schema_of
 from bessemer.graph.schema import build_from
 from bessemer.passes import views
-from bessemer.passes.base import Pass, Uses, settle
+from bessemer.passes.base import Pass, Result, Uses, settle
 from bessemer.passes.canonicalize_views import CanonicalizeViews
 
 # Ops along one axis, or a set of axes, which the permutation renames.
@@ -34,11 +34,13 @@ class SinkTransposes(Pass):
     name: ClassVar[str] = "sink_transposes"
 
     def apply(self, graph: Graph) -> Graph:
-        before = None
-        while graph is not before:
-            before = graph
-            graph = CanonicalizeViews().apply(settle(graph, _sink, self.name))
-        return graph
+        views_first = CanonicalizeViews().rule
+
+        def rule(node: Node, uses: Uses) -> Result:
+            found = views_first(node, uses)
+            return _sink(node, uses) if found is None else found
+
+        return settle(graph, rule, self.name)
 
 
 def _sink(node: Node, uses: Uses) -> Value | Sequence[Value] | None:

@@ -78,7 +78,7 @@ def full_rank(x: Value, rank: int) -> Value:
 
 def reshape_groups(before: Shape, after: Shape) -> list[tuple[list[int], list[int]]] | None:
     """The smallest groups of axes that a reshape maps to each other, in order. `before` has no axis
-    of one; those of `after` belong to the group that follows, or to the last one.
+    of one; those of `after` belong to the group in front, as repeated heads have it: [H, 1, T, D].
     """
     groups: list[tuple[list[int], list[int]]] = []
     i = j = 0
@@ -98,10 +98,11 @@ def reshape_groups(before: Shape, after: Shape) -> list[tuple[list[int], list[in
                 i += 1
             else:
                 return None
+        while j < len(after) and after[j] == 1:
+            outside.append(j)
+            j += 1
         groups.append((inside, outside))
-    if groups:
-        groups[-1][1].extend(range(j, len(after)))
-    return groups or None
+    return groups if j == len(after) and groups else None
 
 
 def _estimate(size: Size) -> int:
