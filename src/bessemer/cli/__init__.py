@@ -21,7 +21,7 @@ EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE
 
-VERBS = ("compile", "run", "chat", "models", "pull", "env")
+VERBS = ("compile", "run", "chat", "verify", "inspect", "models", "pull", "env")
 
 
 def build_app() -> cyclopts.App:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_format
+import sys
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -11,6 +12,8 @@ from bessemer.cli.options import Json, Model, StorageOptions, Threads
 from bessemer.errors import UsageError
 
 EXIT_MISMATCH = 1
+# Columns of the table where it isn't read on a terminal.
+PIPE_WIDTH = 160
 
 
 def verify(
@@ -56,7 +59,7 @@ def verify(
     if json:
         print(json_format.dumps(report.to_json(), ensure_ascii=False))
     else:
-        report.print(Console())
+        report.print(Console(width=None if sys.stdout.isatty() else PIPE_WIDTH))
     return 0 if report.ok else EXIT_MISMATCH
 
 

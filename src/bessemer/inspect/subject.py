@@ -1,0 +1,112 @@
+"""What is inspected: an artifact, or a source that is compiled as far as a stage needs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bessemer.artifact.manifest import is_artifact
+from bessemer.artifact.reader import Artifact, read_manifest
+from bessemer.errors import ArtifactError, UsageError
+from bessemer.graph import Graph, GraphError, parse_graph
+
+if TYPE_CHECKING:
+    from bessemer.backend.codegen import CompiledModule
+    from bessemer.compiler import Compilation, CompileOptions
+
+
+@dataclass
+class Subject:
+    """artifact: None for a model that is not compiled.  source: None when it can't be had, for the
+    `reason` given.  Stages are compiled when they are first asked for.
+    """
+
+    name: str
+    artifact: Artifact | None
+    source: Any
+    reason: str
+    options: CompileOptions
+    _objects: dict[str, CompiledModule] = field(default_factory=dict)
+
+    @cached_property
+    def compilation(self) -> Compilation:
+        """The source up to MLIR. Raises BessemerError when there is no source."""
+        from bessemer.compiler import generate_model
+
+        if self.source is None:
+            raise ArtifactError(
+                f"{self.name}: this stage is not kept in the compiled folder, and {self.reason}"
+            )
+        return generate_model(self.source, self.options)
+
+    def kept(self, path: str) -> str | None:
+        """A text file of the artifact, or None when it has none of that name."""
+        if self.artifact is None:
+            return None
+        file = self.artifact.folder / path
+        try:
+            return file.read_text(encoding="utf-8") if file.is_file() else None
+        except (OSError, UnicodeDecodeError) as error:
+            raise ArtifactError(f"{file} can't be read: {error}") from None
+
+    def kept_graph(self, path: str) -> Graph | None:
+        """A graph that the artifact keeps, or None."""
+        text = self.kept(path)
+        if text is None:
+            return None
+        try:
+            return parse_graph(text)
+        except GraphError as error:
+            raise ArtifactError(f"{path} of {self.name} is damaged: {error}") from None
+
+    def modules(self) -> list[str]:
+        """Stems of the MLIR modules, main graphs first."""
+        if self.artifact is not None:
+            found = sorted(p.stem for p in (self.artifact.folder / "ir").glob("*.mlir"))
+            if found:
+                return found
+        return sorted(self.compilation.generated.modules)
+
+    def compiled(self, stem: str, *, assembly: bool) -> CompiledModule:
+        """Machine code of one module, with its LLVM IR."""
+        from bessemer.backend.codegen import compile_module
+
+        module = self._objects.get(stem)
+        if module is None or (assembly and module.assembly is None):
+            generated = self.compilation.generated
+            exports = [f"_mlir_ciface_{stem}"] if stem in generated.entries else []
+            module = compile_module(
+                generated.modules[stem],
+                self.compilation.target,
+                stem,
+                exports=exports,
+                assembly=assembly,
+            )
+            self._objects[stem] = module
+        return module
+
+
+def open_subject(
+    model: Any, *, checkpoint: Any = None, options: CompileOptions | None = None
+) -> Subject:
+    """An artifact's folder, or anything that can be compiled.
+
+    checkpoint: the source of an artifact, when it isn't where the manifest says.
+    Raises ArtifactError for a damaged manifest, UsageError for options of a compiled model.
+    """
+    from bessemer.compiler import CompileOptions
+    from bessemer.verify.model import find_source, options_of
+
+    if isinstance(model, (str, Path)) and is_artifact(Path(model).expanduser()):
+        if options not in (None, CompileOptions()):
+            raise UsageError(f"{model} is compiled already: its options can't be changed")
+        folder = Path(model).expanduser()
+        manifest = read_manifest(folder)
+        origin = find_source(manifest, checkpoint)
+        recorded = options_of(manifest.options)
+        artifact = Artifact(folder, manifest)
+        return Subject(manifest.name, artifact, origin.source, origin.reason, recorded)
+    name = str(model) if isinstance(model, (str, Path)) else type(model).__name__
+    return Subject(name, None, model, "", options or CompileOptions())
