@@ -46,17 +46,23 @@ def test_keys_depend_on_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(keys) == 6
 
 
-def test_the_compilers_sources_are_part_of_its_version() -> None:
-    version = cache.compiler_version()
-    assert version == cache.compiler_version.__wrapped__()
-    original = Path.read_bytes
+def test_the_compilers_sources_are_part_of_its_version(tmp_path: Path) -> None:
+    def write(name: str, text: str = "x") -> None:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
 
-    def changed(path: Path) -> bytes:
-        return original(path) + (b"#" if path.name == "layout.py" else b"")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Path, "read_bytes", changed)
-        assert cache.compiler_version.__wrapped__() != version
+    versions = []
+    for name in ("compiler.py", "codegen/kernels/matvec.py", "native/pool.c", "native/bessemer.h"):
+        write(name)
+        versions.append(cache.sources_digest(tmp_path))
+    write("codegen/kernels/matvec.py", "y")
+    versions.append(cache.sources_digest(tmp_path))
+    assert len(set(versions)) == 5
+    write("runtime/session.py")
+    write("codegen/__pycache__/matvec.pyc")
+    assert cache.sources_digest(tmp_path) == versions[-1]
+    assert cache.sources_digest(Path(cache.__file__).parents[1]) != cache.sources_digest(tmp_path)
+    assert cache.compiler_version()
 
 
 def make(key: str, code: bytes = b"code") -> object:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,36 +19,8 @@ from bessemer.runtime.generate import GenerationResult
 from bessemer.runtime.model import Model, common_prefix
 from bessemer.runtime.weights import load_weights
 
-from . import tiny_tokenizers as tiny
 from . import toy
-
-VOCAB = 300
-TEMPLATE = (
-    "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}<|end|>{% endfor %}"
-    "{% if add_generation_prompt %}[assistant]{% endif %}"
-)
-
-
-def write_model(folder: Path, bias: np.ndarray | None = None, **options: Any) -> Path:
-    """An artifact of the toy with a byte-level tokenizer; every token is as likely as it is."""
-
-    def write_tokenizer(into: Path) -> None:
-        config = {
-            "bos_token": "<|bos|>", "eos_token": "<|end|>", "chat_template": TEMPLATE,
-        }  # fmt: skip
-        tiny.write(into, tiny.byte_level(), tokenizer_config=config)
-
-    bias = np.zeros(VOCAB, np.float32) if bias is None else bias
-    options = {"write_tokenizer": write_tokenizer, **options}
-    return toy.write_toy(folder, vocab=VOCAB, bias=bias, **options)
-
-
-def favouring(**weights: float) -> np.ndarray:
-    """A bias towards single bytes."""
-    bias = np.zeros(VOCAB, np.float32)
-    for char, weight in weights.items():
-        bias[ord(char)] = weight
-    return bias
+from .toy_text import VOCAB, favouring, write_model
 
 
 @pytest.fixture
@@ -122,6 +96,24 @@ def test_c14_sessions_are_used_again(model: Model) -> None:
     first, second = model.stream("x", max_tokens=2), model.stream("x", max_tokens=2)
     assert first.complete().tokens == second.complete().tokens
     assert len(model._idle) == 1
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
+def test_r06_two_thousand_generations(tmp_path: Path) -> None:
+    model = Model.load(write_model(tmp_path / "toy", favouring(a=1000)))
+
+    def resident() -> int:
+        gc.collect()
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def rounds(count: int) -> None:
+        for _ in range(count):
+            assert model.generate("hello", max_tokens=2) == "aa"
+
+    rounds(200)
+    before = resident()
+    rounds(1800)
+    assert resident() - before < 4 << 20
 
 
 def test_threads_share_a_model(model: Model) -> None:

@@ -65,18 +65,23 @@ def compiler_version() -> str:
     """SHA-256 over the compiler's sources and the versions of what it compiles with."""
     from importlib.metadata import PackageNotFoundError, version
 
-    package = Path(__file__).resolve().parents[1]
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(sources_digest(Path(__file__).resolve().parents[1]).encode())
+    for name in COMPILER_DISTRIBUTIONS:
+        with contextlib.suppress(PackageNotFoundError):
+            digest.update(f"{name}={version(name)}\0".encode())
+    return digest.hexdigest()
+
+
+def sources_digest(package: Path) -> str:
+    """SHA-256 over the sources in the package's folder that decide what an artifact holds."""
     sources = [package / name for name in COMPILER_FILES]
     for room in COMPILER_ROOMS:
         sources += sorted((package / room).rglob("*.[pch]*"))
+    digest = hashlib.sha256()
     for path in sources:
         if path.suffix in (".py", ".c", ".h") and path.is_file():
             digest.update(f"{path.relative_to(package).as_posix()}\0".encode())
             digest.update(path.read_bytes())
-    for name in COMPILER_DISTRIBUTIONS:
-        with contextlib.suppress(PackageNotFoundError):
-            digest.update(f"{name}={version(name)}\0".encode())
     return digest.hexdigest()
 
 

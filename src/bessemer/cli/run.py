@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as json_format
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -108,8 +109,10 @@ def load_model(name: str, storage: StorageOptions, threads: int | None) -> Loade
         )
     began = time.monotonic()
     model = RuntimeModel(prepared.artifact, threads)
-    model.engine  # noqa: B018 - load it now
-    model.tokenizer  # noqa: B018
+    with ThreadPoolExecutor(1) as pool:  # the weights come in while the tokenizer is built
+        tokenizer = pool.submit(lambda: model.tokenizer)
+        model.engine  # noqa: B018
+        tokenizer.result()
     return Loaded(model, time.monotonic() - began, prepared.compile_seconds)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +17,15 @@ import numpy.typing as npt
 
 from bessemer.artifact.reader import Artifact
 from bessemer.errors import ArtifactError, UsageError
+from bessemer.runtime.cpu import default_threads
 from bessemer.runtime.memory import allocate
 
 MODES = ("auto", "map", "huge")
 MODE_VARIABLE = "BESSEMER_WEIGHTS"
-READ_BYTES = 64 << 20
+# A piece for one thread: many huge pages, and small enough to spread over the threads.
+READ_BYTES = 16 << 20
+# More readers than this don't read faster from the page cache.
+MOST_READERS = 4
 
 
 def load_weights(artifact: Artifact, mode: str | None = None) -> npt.NDArray[np.uint8]:
@@ -58,13 +63,22 @@ def _map(handle: int, nbytes: int) -> npt.NDArray[np.uint8]:
 
 
 def _read(handle: int, nbytes: int, path: Path) -> npt.NDArray[np.uint8]:
+    """Read the file into huge pages, by several threads: making the pages takes as long as
+    copying.
+    """
     memory = allocate(nbytes, huge=True)
-    at, window = 0, memory.data
-    while at < nbytes:
-        count = os.preadv(handle, [window[at : at + READ_BYTES]], at)
-        if count == 0:
-            raise ArtifactError(f"{path} was cut off: compile the model again")
-        at += count
+    window = memory.data
+
+    def fill(start: int) -> None:
+        at, end = start, min(start + READ_BYTES, nbytes)
+        while at < end:
+            count = os.preadv(handle, [window[at:end]], at)
+            if count == 0:
+                raise ArtifactError(f"{path} was cut off: compile the model again")
+            at += count
+
+    with ThreadPoolExecutor(min(default_threads(), MOST_READERS)) as pool:
+        list(pool.map(fill, range(0, nbytes, READ_BYTES)))
     memory.flags.writeable = False
     return memory
 

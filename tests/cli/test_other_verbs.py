@@ -1,0 +1,238 @@
+"""`bessemer compile`, `models`, `pull`, `env`, and what all verbs share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import bessemer as package
+from bessemer.artifact.reader import open_artifact
+
+from .conftest import Run
+
+
+def test_help_and_version(bessemer: Run) -> None:
+    assert bessemer("--version").out == f"{package.__version__}\n"
+    text = bessemer("run", "--help").out
+    for option in ("--prompt -p", "--file -f", "--max-tokens", "--top-k", "--stop", "--json"):
+        assert option in text
+
+
+# -- compile --------------------------------------------------------------------------------------
+
+
+def test_compile_to_a_folder(bessemer: Run, checkpoint: Path, tmp_path: Path) -> None:
+    done = bessemer("compile", checkpoint, "-o", tmp_path / "out", "--weights", "bf16")
+    assert (done.code, done.out) == (0, f"{tmp_path / 'out'}\n")
+    assert open_artifact(tmp_path / "out").manifest.options["weights"] == "bf16"
+    assert "reading the model" in done.err
+    again = bessemer("run", tmp_path / "out", "-p", "x", "--max-tokens", 2)
+    assert again.out == "aa\n"
+
+
+def test_compile_to_the_cache(
+    bessemer: Run, checkpoint: Path, compilations: Callable[[], int], cache_home: Path
+) -> None:
+    first = bessemer("compile", checkpoint, "--json")
+    assert first.json["compiled"] is True
+    assert Path(first.json["path"]).parent == cache_home / "models"
+    second = bessemer("compile", checkpoint, "--json")
+    assert second.json["compiled"] is False
+    assert compilations() == 1
+    bessemer("run", checkpoint, "-p", "x", "--max-tokens", 1)
+    assert compilations() == 1
+
+
+def test_compile_passes_its_options(bessemer: Run, checkpoint: Path, tmp_path: Path) -> None:
+    options = ("--kv", "f32", "--context", 77, "--emit", "mlir, asm", "--prefix", "one_")
+    bessemer("compile", checkpoint, "-o", tmp_path / "out", *options)
+    found = open_artifact(tmp_path / "out").manifest.options
+    assert (found["kv"], found["context"], found["prefix"]) == ("f32", 77, "one_")
+    assert found["emit"] == ["mlir", "asm"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--weights", "f8"), "--weights f8: choose one of f32, f16, bf16"),
+        (("--emit", "mlir,bytecode"), "--emit bytecode"),
+        (("--context", "0"), "--context 0"),
+        (("--capture", "magic"), "--capture magic"),
+        (("--target", "aarch64"), "with -o DIR"),
+    ],
+)
+def test_compile_refuses(
+    bessemer: Run, checkpoint: Path, options: tuple[str, ...], message: str
+) -> None:
+    done = bessemer("compile", checkpoint, *options)
+    assert done.code == 2
+    assert message in done.err
+
+
+def test_compile_into_somebodys_folder(
+    bessemer: Run, checkpoint: Path, tmp_path: Path, compilations: Callable[[], int]
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("x")
+    done = bessemer("compile", checkpoint, "-o", tmp_path / "mine")
+    assert done.code == 1
+    assert "not a Bessemer artifact" in done.err
+    assert compilations() == 0
+
+
+def test_compile_of_a_compiled_model(bessemer: Run, compiled: Path, tmp_path: Path) -> None:
+    done = bessemer("compile", compiled, "-o", tmp_path / "out")
+    assert done.code == 2
+    assert "compiled model already" in done.err
+
+
+# -- models, pull, env ----------------------------------------------------------------------------
+
+
+def test_models(bessemer: Run, checkpoint: Path) -> None:
+    assert "No compiled models" in bessemer("models").out
+    key = Path(bessemer("compile", checkpoint).out.strip()).name
+    listed = bessemer("models", "--json").json
+    assert [m["key"] for m in listed["compiled"]] == [key]
+    assert listed["compiled"][0]["name"] == "checkpoint"
+    assert {a["name"] for a in listed["aliases"]} == {"smollm2"}
+    text = bessemer("models").out
+    assert "checkpoint" in text
+    assert key[:12] in text
+
+
+def test_models_of_the_hub(bessemer: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def repository(name: str, *files: str) -> None:
+        root = tmp_path / "hub" / f"models--{name.replace('/', '--')}"
+        (root / "refs").mkdir(parents=True)
+        (root / "refs" / "main").write_text("0" * 40)
+        (root / "blobs").mkdir()
+        snapshot = root / "snapshots" / ("0" * 40)
+        snapshot.mkdir(parents=True)
+        for file in files:
+            (root / "blobs" / file).write_text("x")
+            (snapshot / file).symlink_to(f"../../blobs/{file}")
+
+    repository("some/llm", "config.json", "model.safetensors")
+    repository("some/gguf", "small.gguf")
+    repository("some/tokenizer", "tokenizer.json")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    import huggingface_hub
+
+    scan = huggingface_hub.scan_cache_dir
+    monkeypatch.setattr("huggingface_hub.scan_cache_dir", lambda: scan(tmp_path / "hub"))
+    names = [m["name"] for m in bessemer("models", "--json").json["hub"]]
+    assert names == ["some/gguf/small.gguf", "some/llm"]
+
+
+def test_models_remove(bessemer: Run, checkpoint: Path) -> None:
+    key = Path(bessemer("compile", checkpoint).out.strip()).name
+    assert bessemer("models", "--remove", "nothing").code == 2
+    assert bessemer("models", "--remove", key[:10]).code == 0
+    assert bessemer("models", "--json").json["compiled"] == []
+
+
+def test_pull(bessemer: Run, checkpoint: Path) -> None:
+    assert bessemer("pull", checkpoint).out == f"{checkpoint}\n"
+    assert bessemer("pull", checkpoint, "--json").json["path"] == str(checkpoint)
+    offline = bessemer("pull", "nobody/nothing")
+    assert offline.code == 1
+    assert "nobody/nothing" in offline.err
+
+
+def test_env(bessemer: Run, cache_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BESSEMER_THREADS", "3")
+    found = bessemer("env", "--json").json
+    assert found["threads"] == 3
+    assert found["cache"]["path"] == str(cache_home)
+    assert found["versions"]["numpy"]
+    assert found["missing"] == []
+    text = bessemer("env").out
+    assert str(cache_home) in text
+    assert "threads" in text
+
+
+def test_env_says_what_is_missing(bessemer: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bessemer.cli import env
+
+    real = env._version
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setattr(env, "_version", lambda n: None if n in ("torch", "ziglang") else real(n))
+    done = bessemer("env")
+    assert done.code == 0
+    assert "missing: torch, needed to compile models: pip install" in done.out
+    assert "missing: a C compiler" in done.out
+
+
+# -- the Python API -------------------------------------------------------------------------------
+
+
+def test_the_api_loads_what_it_compiled(
+    checkpoint: Path, tmp_path: Path, compilations: Callable[[], int]
+) -> None:
+    model = package.compile(checkpoint, output=tmp_path / "out", kv="f32", threads=2)
+    assert model.generate("x", max_tokens=3) == "aaa"
+    assert model.path == tmp_path / "out"
+    assert model.threads == 2
+    again = package.load(tmp_path / "out", threads=1)
+    assert again.chat([{"role": "user", "content": "x"}], max_tokens=2) == "aa"
+    cached = [package.compile(checkpoint) for _ in range(2)]
+    assert cached[0].path == cached[1].path != model.path
+    assert compilations() == 2
+
+
+def test_the_api_takes_objects(checkpoint: Path, compilations: Callable[[], int]) -> None:
+    class Module:
+        def __repr__(self) -> str:
+            return "module"
+
+    model = package.compile(Module())
+    folder = model.path
+    assert open_artifact(folder).manifest.name == "checkpoint"
+    assert model.generate("x", max_tokens=2) == "aa"
+    del model
+    assert not folder.parent.exists()
+    assert compilations() == 1
+
+
+def test_the_api_names_what_it_does_not_know(checkpoint: Path) -> None:
+    with pytest.raises(package.UsageError, match=r"no option wieghts; known: weights"):
+        package.compile(checkpoint, wieghts="f16")
+    with pytest.raises(AttributeError, match="nothing"):
+        package.nothing  # noqa: B018
+    assert set(package.__all__) <= set(dir(package))
+    for name in package.__all__:
+        assert getattr(package, name) is not None
+
+
+def test_the_api_for_another_machine(checkpoint: Path, tmp_path: Path) -> None:
+    model = package.compile(checkpoint, output=tmp_path / "out", target="aarch64")
+    assert model.manifest.options["target"] == "aarch64"
+    with pytest.raises(package.ArtifactError, match="no compiled model"):
+        package.load(tmp_path)
+
+
+def test_progress_on_a_terminal(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from bessemer.cli.progress import StageProgress
+
+    with StageProgress() as progress:
+        progress._terminal = True
+        for stage in ("import", "weights"):
+            progress(stage, 0, 4)
+            progress(stage, 4, 4)
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "reading the model" in shown.err
+    assert "writing weights" in shown.err
+
+
+def test_saved_json_is_one_object(bessemer: Run, compiled: Path) -> None:
+    out = bessemer("run", compiled, "-p", "é\u2028", "--max-tokens", 1, "--json").out
+    assert len(out.splitlines()) == 1
+    json.loads(out)
