@@ -43,7 +43,7 @@ def _cases() -> list[Case]:
             [
                 emit(
                     "softmax",
-                    emit("where", tensor("m", T, 3, 17, dtype=BOOL), x, constant(-np.inf)),
+                    emit("where", mask, x, constant(-np.inf)),
                 )
             ],
         ),

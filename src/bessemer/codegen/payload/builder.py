@@ -383,6 +383,7 @@ class Builder:
             types = ", ".join(t.element for t, _ in outs)
             fn.line(f"linalg.yield {', '.join(values)} : {types}")
         self._cover(inside, [index for _, index in outs], domain)
+        inside.tensors = [(self._trimmed(t, i, domain), i, n) for t, i, n in inside.tensors]
         maps = [index for _, index, _ in inside.tensors] + [index for _, index in outs]
         dims = ", ".join(inside.dims)
         head = ", ".join(f"affine_map<({dims}) -> ({', '.join(m)})>" for m in maps)
@@ -402,6 +403,14 @@ class Builder:
         types = ", ".join(t.type for t, _ in outs)
         fn.line(f"}} -> {types}" if len(outs) == 1 else f"}} -> ({types})")
         return [Tensor(ssa, t.shape, t.element) for ssa, (t, _) in zip(results, outs, strict=True)]
+
+    def _trimmed(self, tensor: Tensor, at: Index, domain: Shape) -> Tensor:
+        """linalg wants an operand that a loop runs along to be as long as the loop."""
+        loops = {f"d{i}": size for i, size in enumerate(domain)}
+        sizes = tuple(loops.get(e, s) for e, s in zip(at, tensor.stored, strict=True))
+        if sizes == tensor.stored:
+            return tensor
+        return self.part(tensor, ["0"] * len(sizes), sizes)
 
     def _cover(self, body: Body, outs: Sequence[Index], domain: Shape) -> None:
         """linalg reads the loops' sizes off its operands: where a loop runs over no operand's
