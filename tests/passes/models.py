@@ -7,7 +7,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bessemer.graph import Dim, DType, Env, Graph, TensorType, Value, constant, emit, evaluate, param
+from bessemer.graph import (
+    Dim,
+    DType,
+    Env,
+    Graph,
+    TensorType,
+    Value,
+    constant,
+    emit,
+    evaluate,
+    param,
+    topological,
+)
 
 T = Dim.sym("T")
 F32, I64 = DType.F32, DType.I64
@@ -15,6 +27,10 @@ F32, I64 = DType.F32, DType.I64
 
 def weight(name: str, *shape: int) -> Value:
     return param(name, TensorType(F32, shape))
+
+
+def linear(x: Value, name: str, width: int) -> Value:
+    return emit("linear", x, weight(name, width, x.shape[-1]))
 
 
 def ids_and_positions() -> tuple[Value, Value]:
@@ -71,23 +87,24 @@ class Shape:
 def attention_block(x: Value, positions: Value, tables: tuple, layer: int, s: Shape) -> Value:
     at = f"model.layers.{layer}.self_attn"
     q, k, v = (
-        heads_first(emit("linear", x, weight(f"{at}.{n}_proj.weight", h * s.head, s.hidden)), h, s.head)
+        heads_first(linear(x, f"{at}.{n}_proj.weight", h * s.head), h, s.head)
         for n, h in (("q", s.heads), ("k", s.kv_heads), ("v", s.kv_heads))
     )
     q, k = (tokens_first(apply_rope(y, *tables)) for y in (q, k))
     y = emit("attention", q, k, tokens_first(v), positions, layer=layer, scale=s.head**-0.5)
     y = emit("reshape", y, shape=(1, T, s.heads * s.head))
-    return emit("linear", y, weight(f"{at}.o_proj.weight", s.hidden, s.heads * s.head))
+    return linear(y, f"{at}.o_proj.weight", s.hidden)
 
 
 def mlp_block(x: Value, layer: int, s: Shape) -> Value:
     at = f"model.layers.{layer}.mlp"
-    gate, up = (emit("linear", x, weight(f"{at}.{n}_proj.weight", s.inner, s.hidden)) for n in ("gate", "up"))
-    y = emit("mul", emit("silu", gate), up)
-    return emit("linear", y, weight(f"{at}.down_proj.weight", s.hidden, s.inner))
+    gate, up = (linear(x, f"{at}.{n}_proj.weight", s.inner) for n in ("gate", "up"))
+    return linear(emit("mul", emit("silu", gate), up), f"{at}.down_proj.weight", s.hidden)
 
 
-def llama(s: Shape = Shape()) -> Graph:
+def llama(s: Shape | None = None) -> Graph:
+    """A Llama with tied embeddings."""
+    s = s or Shape()
     ids, positions = ids_and_positions()
     embed = weight("model.embed_tokens.weight", s.vocab, s.hidden)
     x = emit("embedding", embed, ids)
@@ -107,8 +124,6 @@ Reader = Callable[[str], np.ndarray]
 
 def random_reader(graph: Graph, seed: int = 0) -> Reader:
     """Values for every parameter that the graph or its weights read."""
-    from bessemer.graph import topological
-
     rng = np.random.default_rng(seed)
     held: dict[str, np.ndarray] = {}
     for node in topological([*graph.roots, *graph.weights.values()]):

@@ -78,18 +78,19 @@ def use_counts(graph: Graph) -> dict[Value, int]:
 def rewrite(graph: Graph, rule: Rule) -> Graph:
     """Rebuild the graph bottom-up with one rule. Returns `graph` itself when no node changes.
 
-    Raises GraphError when the rule changes the type of a value. The root of what a rule builds
-    inherits the location of the node that it replaces.
+    Raises GraphError when the rule changes the type of a value. What a rule builds inherits the
+    location of the node that it replaces.
     """
     before = use_counts(graph)
     uses = Uses()
     done: dict[Value, Value] = {}
+    known = set(graph.nodes())
     changed = False
     for node in graph.nodes():
         new = node
         if any(done[v] != v for v in node.inputs):
             new = replace(node, inputs=tuple(done[v] for v in node.inputs))
-        values = _located(new, rule(new, uses))
+        values = _located(new, rule(new, uses), known)
         if [v.type for v in values] != list(node.types):
             raise GraphError(f"a rule turned {new} into {list(values)}")
         for old, value in zip(node.outputs, values, strict=True):
@@ -143,15 +144,29 @@ def substitute(graph: Graph, replacements: Mapping[Value, Value]) -> Graph:
     )
 
 
-def _located(node: Node, result: Result) -> Sequence[Value]:
-    """The results in a list; a new root without a location takes that of `node`."""
+def _located(node: Node, result: Result, known: set[Node]) -> Sequence[Value]:
+    """The results in a list; nodes that are not `known` yet take the location of `node` and are
+    known from now on.
+    """
+    known.add(node)
     if result is None:
         return node.outputs
-    if not isinstance(result, Value):
-        return result
-    if result.node.loc or not node.loc or not result.node.inputs:
-        return (result,)
-    return (Value(replace(result.node, loc=node.loc), result.index),)
+    moved: dict[Node, Node] = {}
+
+    def located(fresh: Node) -> Node:
+        # Rules build a few nodes at a time, so that this does not go deep.
+        if fresh in known:
+            return fresh
+        if fresh not in moved:
+            inputs = tuple(Value(located(v.node), v.index) for v in fresh.inputs)
+            loc = fresh.loc or (node.loc if fresh.inputs else "")
+            same = loc == fresh.loc and inputs == fresh.inputs
+            moved[fresh] = fresh if same else replace(fresh, inputs=inputs, loc=loc)
+            known.add(moved[fresh])
+        return moved[fresh]
+
+    values = (result,) if isinstance(result, Value) else result
+    return [Value(located(v.node), v.index) for v in values]
 
 
 def settle(graph: Graph, rule: Rule, name: str = "rule") -> Graph:

@@ -80,6 +80,8 @@ def _expand(node: Node) -> Value | None:
     (x,) = node.inputs
     if x.shape == node.types[0].shape:
         return x
+    if views.without_units(x.shape) == views.without_units(node.types[0].shape):
+        return views.reshape(x, node.types[0].shape)
     if x.op == "expand":
         return emit("expand", x.node.inputs[0], shape=node.types[0].shape)
     return None
