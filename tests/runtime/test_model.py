@@ -32,7 +32,8 @@ def greedy(ids: Sequence[int], count: int, known: int) -> list[int]:
     """What the toy answers, by its definition."""
     held, out = list(ids), []
     for _ in range(count):
-        out.append(int(np.argmax(toy.expected(held, vocab=VOCAB)[:known])))
+        logits = toy.expected(held, vocab=VOCAB) + favouring()
+        out.append(int(np.argmax(logits[:known])))
         held.append(out[-1])
     return out
 
@@ -50,7 +51,7 @@ def test_generate_is_what_the_model_says(model: Model) -> None:
 
 
 def test_t15_ids_past_the_tokenizer(tmp_path: Path) -> None:
-    bias = np.zeros(VOCAB, np.float32)
+    bias = favouring()
     bias[VOCAB - 1] = 1e6
     model = Model.load(write_model(tmp_path / "toy", bias))
     assert model.tokenizer.vocab_size < VOCAB

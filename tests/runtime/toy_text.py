@@ -26,14 +26,15 @@ def write_model(folder: Path, bias: np.ndarray | None = None, **options: Any) ->
         }  # fmt: skip
         tiny.write(into, tiny.byte_level(), tokenizer_config=config)
 
-    bias = np.zeros(VOCAB, np.float32) if bias is None else bias
+    bias = favouring() if bias is None else bias
     options = {"write_tokenizer": write_tokenizer, **options}
     return toy.write_toy(folder, vocab=VOCAB, bias=bias, **options)
 
 
 def favouring(**weights: float) -> np.ndarray:
-    """A bias towards single bytes."""
+    """A bias towards single bytes, and away from the tokens that do something special."""
     bias = np.zeros(VOCAB, np.float32)
+    bias[[toy.NAN, toy.SLOW, toy.STRAY]] = -1e6
     for char, weight in weights.items():
         bias[ord(char)] = weight
     return bias
