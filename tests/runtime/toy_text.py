@@ -18,7 +18,7 @@ TEMPLATE = (
 
 
 def write_model(folder: Path, bias: np.ndarray | None = None, **options: Any) -> Path:
-    """An artifact of the toy with a byte-level tokenizer; every token is as likely as it is."""
+    """An artifact of the toy with a byte-level tokenizer and `TEMPLATE`."""
 
     def write_tokenizer(into: Path) -> None:
         config = {
