@@ -16,7 +16,12 @@ from .conftest import Run
 
 def test_help_and_version(bessemer: Run) -> None:
     assert bessemer("--version").out == f"{package.__version__}\n"
+    text = bessemer("--help").out
+    for verb in ("compile", "run", "chat", "verify", "inspect", "models", "pull", "env"):
+        assert f"│ {verb}  " in text
+    assert "Talk to a model." in text
     text = bessemer("run", "--help").out
+    assert "a line of statistics to standard" in text
     for option in ("--prompt -p", "--file -f", "--max-tokens", "--top-k", "--stop", "--json"):
         assert option in text
 

@@ -21,11 +21,20 @@ EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE
 
-VERBS = ("compile", "run", "chat", "verify", "inspect", "models", "pull", "env")
+VERBS = {
+    "compile": "Compile a model to native code.",
+    "run": "Answer one prompt.",
+    "chat": "Talk to a model.",
+    "verify": "Check a compiled model: files, memory, and numbers against PyTorch.",
+    "inspect": "Show a model on its way through the compiler.",
+    "models": "List what can be run here.",
+    "pull": "Fetch a model from the Hugging Face hub.",
+    "env": "Show the machine, the versions, and what is missing.",
+}
 
 
-def build_app() -> cyclopts.App:
-    """The parser. A verb's module is imported when the verb is used."""
+def build_app(used: str | None = None) -> cyclopts.App:
+    """The parser. Only the module of the verb that is `used` is imported, and helps in full."""
     app = cyclopts.App(
         name="bessemer",
         help="Compile language models to native code for this machine's CPU, and run them.",
@@ -34,8 +43,8 @@ def build_app() -> cyclopts.App:
         result_action="return_value",
         help_format="plaintext",
     )
-    for verb in VERBS:
-        app.command(f"bessemer.cli.{verb}:{verb}", name=verb)
+    for verb, title in VERBS.items():
+        app.command(f"bessemer.cli.{verb}:{verb}", name=verb, help=None if verb == used else title)
     return app
 
 
@@ -44,7 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     _prepare_streams()
     tokens = list(sys.argv[1:] if argv is None else argv)
     try:
-        code = build_app()(tokens, exit_on_error=False, print_error=False)
+        app = build_app(tokens[0] if tokens else None)
+        code = app(tokens, exit_on_error=False, print_error=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except cyclopts.CycloptsError as error:
