@@ -41,7 +41,6 @@ def build_app(used: str | None = None) -> cyclopts.App:
         version=bessemer.__version__,
         default_parameter=cyclopts.Parameter(negative=()),
         result_action="return_value",
-        help_format="plaintext",
     )
     for verb, title in VERBS.items():
         app.command(f"bessemer.cli.{verb}:{verb}", name=verb, help=None if verb == used else title)
