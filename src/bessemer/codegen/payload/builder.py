@@ -465,8 +465,8 @@ class Builder:
             raise CompileError(f"{node.op} has no generic lowering ({node.loc})")
 
     def comment(self, node: Node) -> None:
-        where = f", {node.loc}" if node.loc else ""
-        self.fn.comment(f"{node.op} {', '.join(map(str, node.types))}{where}")
+        # Without the node's place in the model: equal layers have the same text.
+        self.fn.comment(f"{node.op} {', '.join(map(str, node.types))}")
 
     def _view(self, node: Node) -> None:
         """A view of a tensor is a tensor; a view of something inlined is inlined."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from bessemer.artifact.layout import PANEL_ROWS
 from bessemer.codegen.payload.attrs import integer, integers
-from bessemer.codegen.payload.builder import Body, Builder, Index, Tensor
+from bessemer.codegen.payload.builder import Body, Builder, Tensor
 from bessemer.codegen.payload.decompose import WHOLE
 from bessemer.codegen.payload.movement import index_of, nest, table_slice
 from bessemer.codegen.payload.scalar import Scalars
@@ -53,48 +53,73 @@ def _is_transposed(value: Value) -> bool:
 
 
 def weight_product(
-    b: Builder, x: Tensor | Value, weight: Tensor, lead: Sequence[str], target: Tensor | None
+    b: Builder, x: Tensor, weight: Tensor, lead: Sequence[str], target: Tensor | None
 ) -> Tensor:
-    """x[..., K] @ weight[lead..., N, K].T, into `target` where that is given."""
-    rows, depth = (b.shape(x) if isinstance(x, Value) else x.shape)[:-1], weight.shape[-1]
+    """x[..., K] @ weight[lead..., N, K].T in f32, into `target` where that is given."""
+    if weight.layout != "panels":
+        return _row_product(b, x, weight, lead, target)
+    flat = _panel_product(b, x, weight, lead)
     columns = weight.shape[-2]
+    if flat.shape[-1] != columns:
+        flat = b.part(flat, ["0"] * len(flat.shape), (*flat.shape[:-1], columns))
+    return flat if target is None else b.copied(flat, target)
+
+
+def _row_product(
+    b: Builder, x: Tensor, weight: Tensor, lead: Sequence[str], target: Tensor | None
+) -> Tensor:
+    """Rows of the weight as they are: each result is a sum along a row."""
+    rows, columns, depth = x.shape[:-1], weight.shape[-2], weight.shape[-1]
     s, m = Scalars(b.fn, DType.F32), len(rows)
-    at = tuple(f"d{i}" for i in range(m))
-    packed = weight.layout == "panels"
-    if packed:
-        # Panels: the rows of a panel are the inner loop, so that no sum runs across lanes.
-        panels = weight.stored[-3]
-        domain: Shape = (*rows, panels, depth, PANEL_ROWS)
-        k, place = f"d{m + 1}", (*at, f"d{m}", f"d{m + 2}")
-        stored: Index = (*lead, f"d{m}", k, f"d{m + 2}")
-        result, reduced = b.empty((*rows, panels, PANEL_ROWS), "f32"), [m + 1]
-        weight = Tensor(weight.ssa, weight.stored, weight.element)
-    else:
-        domain, k, place = (*rows, columns, depth), f"d{m + 1}", (*at, f"d{m}")
-        stored, reduced = (*lead, f"d{m}", k), [m + 1]
-        result = target or b.empty((*rows, columns), "f32")
+    at, n, k = tuple(f"d{i}" for i in range(m)), f"d{m}", f"d{m + 1}"
 
     def step(body: Body, old: list[str]) -> list[str]:
-        where = (*at, k)
-        a = body.read(x, where) if isinstance(x, Value) else body.load(x, where, DType.F32)
-        w = body.load(weight, stored, DType.F32)
-        return [s.accumulate("sum", old[0], s.product(a, w))]
+        factors = [body.load(x, (*at, k), DType.F32), body.load(weight, (*lead, n, k), DType.F32)]
+        return [s.accumulate("sum", old[0], s.product(*factors))]
 
-    found = b.generic(domain, [(b.filled(result, s.const(0)), place)], step, reduced)[0]
-    if not packed:
-        return found
+    start = b.filled(target or b.empty((*rows, columns), "f32"), s.const(0))
+    return b.generic((*rows, columns, depth), [(start, (*at, n))], step, [m + 1])[0]
+
+
+def _panel_product(b: Builder, x: Tensor, weight: Tensor, lead: Sequence[str]) -> Tensor:
+    """[..., panels * 32], missing rows 0. The rows of a panel are the lanes of one vector, so that
+    no sum runs across lanes; LLVM does not find that by itself.
+    """
+    fn, rows, depth = b.fn, x.shape[:-1], x.shape[-1]
+    panels = weight.stored[-3]
     assert isinstance(panels, int)
-    flat = b.reshaped(found, (*rows, panels * PANEL_ROWS))
-    if flat.shape[-1] != columns:
-        flat = b.part(flat, ["0"] * (m + 1), (*rows, columns))
-    return flat if target is None else b.copied(flat, target)
+    lanes = f"vector<{PANEL_ROWS}xf32>"
+    loaded = f"vector<{PANEL_ROWS}x{weight.element}>"
+    zero = fn.constant(f"arith.constant 0.0 : {weight.element}")
+    first = [fn.index(int(n)) for n in lead]
+    origin = fn.index(0)
+
+    def one(held: Tensor, at: list[str]) -> Tensor:
+        start = fn.constant(f"arith.constant dense<0.0> : {lanes}")
+        with fn.loop(origin, b.extent(depth), 1, [(start, lanes)]) as loop:
+            place = ", ".join([*first, at[-1], loop.iv, origin])
+            read = f"vector.transfer_read {weight.ssa}[{place}], {zero} {{in_bounds = [true]}}"
+            w = fn.op(f"{read} : {weight.type}, {loaded}")
+            if weight.element != "f32":
+                w = fn.op(f"arith.extf {w} : {loaded} to {lanes}")
+            a = fn.broadcast(b.element(x, [*at[:-1], loop.iv], DType.F32), PANEL_ROWS)
+            product = fn.op(f"arith.mulf {a}, {w} fastmath<contract> : {lanes}")
+            total = f"{loop.args[0]}, {product} fastmath<contract>"
+            loop.carry(fn.op(f"arith.addf {total} : {lanes}"))
+        (total,) = loop.results
+        place = ", ".join([*at, origin])
+        write = f"vector.transfer_write {total}, {held.ssa}[{place}] {{in_bounds = [true]}}"
+        return Tensor(fn.op(f"{write} : {lanes}, {held.type}"), held.shape, held.element)
+
+    result = nest(b, (*rows, panels), b.empty((*rows, panels, PANEL_ROWS), "f32"), one)
+    return b.reshaped(result, (*rows, panels * PANEL_ROWS))
 
 
 def project(b: Builder, node: Node) -> None:
     """x @ w[lead].T with a stored weight. The result is a temporary that the epilogue reads."""
     x, w = node.inputs
     lead = [str(i) for i in integers(node, "lead")]
-    b.env[node.out] = weight_product(b, x, b.tensor(w), lead, b.targets.get(node.out))
+    b.env[node.out] = weight_product(b, b.tensor(x), b.tensor(w), lead, b.targets.get(node.out))
 
 
 def expert_project(b: Builder, node: Node) -> None:

@@ -38,7 +38,7 @@ _ADDRESSED: Mapping[str, Sequence[int] | None] = {
     "put": (1, 2),
 }
 # Among them those that read through an index map, so that any view can be a part of the map.
-_MAPPED = ("project", "matmul")
+_MAPPED = ("matmul",)
 # Ops that read all their operands in step with their own loops.
 _FUSED_READERS = (
     "reduce_sum",
