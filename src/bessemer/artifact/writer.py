@@ -102,8 +102,8 @@ def write_artifact(
     with whole_folder(destination, replace=replace) as folder:
         shutil.copyfile(library, folder / LIBRARY_FILE)
         (folder / LIBRARY_FILE).chmod(0o755)
-        shutil.copyfile(archive, folder / ARCHIVE_FILE)
-        _write_file(folder / HEADER_FILE, header)
+        for path, content in {ARCHIVE_FILE: archive, HEADER_FILE: header}.items():
+            _write_file(folder / path, content)
         for path, content in (extra_files or {}).items():
             _write_file(_inside(folder, path), content)
         if write_tokenizer is not None:
@@ -112,9 +112,6 @@ def write_artifact(
             _write_file(folder / "config.json", _json(config))
         with (folder / WEIGHTS_FILE).open("wb") as stream:
             hashes = write_weights(stream, generated.weights, blocks_of, progress)
-        files = {p: _record(folder / p) for p in _tree(folder) if p != WEIGHTS_FILE}
-        digest = table_digest(weight_table(generated.weights, hashes))
-        files[WEIGHTS_FILE] = FileRecord((folder / WEIGHTS_FILE).stat().st_size, digest)
         manifest = Manifest(
             name=name,
             config=config,
@@ -130,7 +127,7 @@ def write_artifact(
             weight_hashes=hashes,
             state=generated.state,
             scratch=generated.scratch,
-            files=files,
+            files=_records(folder, generated.weights, hashes),
             source=source or {},
             versions=versions or {},
             rope=rope,
@@ -141,6 +138,20 @@ def write_artifact(
         Manifest.from_json(manifest.to_json(), where="the manifest of this compilation")
         _write_file(folder / MANIFEST_FILE, manifest.to_json())
     return destination
+
+
+def _records(
+    folder: Path, weights: Sequence[StoredWeight], hashes: Mapping[str, str]
+) -> dict[str, FileRecord]:
+    """Size and hash of every file that was written so far."""
+    files = {
+        path: FileRecord((folder / path).stat().st_size, file_hash(folder / path))
+        for path in _tree(folder)
+        if path != WEIGHTS_FILE
+    }
+    digest = table_digest(weight_table(weights, hashes))
+    files[WEIGHTS_FILE] = FileRecord((folder / WEIGHTS_FILE).stat().st_size, digest)
+    return files
 
 
 def _json(value: Mapping[str, Any]) -> str:
@@ -208,7 +219,3 @@ def _tree(folder: Path) -> list[str]:
     """The files below `folder`, by relative path; those of the writing itself left out."""
     found = (p for p in sorted(folder.rglob("*")) if p.is_file() and not p.name.startswith(".lock"))
     return [p.relative_to(folder).as_posix() for p in found]
-
-
-def _record(path: Path) -> FileRecord:
-    return FileRecord(path.stat().st_size, file_hash(path))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_format
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,34 @@ from cyclopts import Parameter
 
 from bessemer.cli.options import Json, Model, StorageOptions
 from bessemer.errors import UsageError
+
+
+@Parameter(name="*")
+@dataclass
+class CodeOptions:
+    """What code is made, and how."""
+
+    target: Annotated[
+        str, Parameter(help="What to compile for: native, an architecture, or a triple.")
+    ] = "native"
+    cpu: Annotated[
+        str | None, Parameter(help="CPU to tune for: a name, or baseline for any of the kind.")
+    ] = None
+    emit: Annotated[
+        str, Parameter(help="Forms to keep under ir/, by comma: graph, mlir, llvm, asm.")
+    ] = ""
+    capture: Annotated[
+        str, Parameter(help="How the model is captured: export, or dynamo (TorchDynamo).")
+    ] = "export"
+    prefix: Annotated[str, Parameter(help="Put before every global symbol.")] = ""
+    schedule: Annotated[
+        str, Parameter(help="kernels, or generic (every op by its plain lowering).")
+    ] = "kernels"
+
+    def keywords(self) -> dict[str, Any]:
+        """As `CompileOptions` takes them."""
+        forms = tuple(form.strip() for form in self.emit.split(",") if form.strip())
+        return {**vars(self), "emit": forms}
 
 
 def compile(
@@ -22,23 +51,7 @@ def compile(
         Parameter(name=["--output", "-o"], help="The folder to make; the cache by default."),
     ] = None,
     storage: StorageOptions | None = None,
-    target: Annotated[
-        str, Parameter(help="What to compile for: native, an architecture, or a triple.")
-    ] = "native",
-    cpu: Annotated[
-        str | None, Parameter(help="CPU to tune for: a name, or baseline for any of the kind.")
-    ] = None,
-    emit: Annotated[
-        str,
-        Parameter(help="Forms to keep under ir/, by comma: graph, mlir, llvm, asm."),
-    ] = "",
-    capture: Annotated[
-        str, Parameter(help="How the model is captured: export, or dynamo (TorchDynamo).")
-    ] = "export",
-    prefix: Annotated[str, Parameter(help="Put before every global symbol.")] = "",
-    schedule: Annotated[
-        str, Parameter(help="kernels, or generic (every op by its plain lowering).")
-    ] = "kernels",
+    code: CodeOptions | None = None,
     json: Json = False,
 ) -> int:
     """Compile a model to native code.
@@ -49,16 +62,9 @@ def compile(
     from bessemer.artifact.reader import open_artifact
     from bessemer.cli.progress import StageProgress
 
-    options = (storage or StorageOptions()).compile_options(
-        target=target,
-        cpu=cpu,
-        emit=tuple(form.strip() for form in emit.split(",") if form.strip()),
-        capture=capture,
-        prefix=prefix,
-        schedule=schedule,
-    )
-    if output is None and target != "native":
-        raise UsageError(f"--target {target}: give the folder for it with -o DIR")
+    options = (storage or StorageOptions()).compile_options(**(code or CodeOptions()).keywords())
+    if output is None and options.target != "native":
+        raise UsageError(f"--target {options.target}: give the folder for it with -o DIR")
     began = time.monotonic()
     with StageProgress() as progress:
         if output is None:
