@@ -7,6 +7,7 @@ import pytest
 from attention_case import CASES, Case, Filled
 from kernel_harness import CompiledKernel, codegen_target
 
+from bessemer.backend.target import Target
 from bessemer.codegen.group import GroupSpec, Operand
 from bessemer.codegen.kernels.attention_decode import PART_BLOCKS, partial_shape, splits
 
@@ -14,7 +15,9 @@ from bessemer.codegen.kernels.attention_decode import PART_BLOCKS, partial_shape
 class Run(Filled):
     """A filled cache with both kernels."""
 
-    def __init__(self, case: Case, seed: int = 0, capacity: int = 2048) -> None:
+    def __init__(
+        self, case: Case, seed: int = 0, capacity: int = 2048, machine: Target | None = None
+    ) -> None:
         super().__init__(case, seed, capacity)
         attrs = (*case.attrs.items(), ("heads", case.heads))
         shape = partial_shape(case.heads, case.kv_heads, case.value_width)
@@ -26,8 +29,8 @@ class Run(Filled):
         combine_spec = GroupSpec(
             "decode_combine", (partials, *case.sink_operands, out), attrs=attrs
         )
-        self.part = CompiledKernel(part_spec, self.target)
-        self.combine = CompiledKernel(combine_spec, self.target)
+        self.part = CompiledKernel(part_spec, self.target, machine)
+        self.combine = CompiledKernel(combine_spec, self.target, machine)
         self.partials = np.full(shape, np.nan, np.float32)
 
     def attention(self, q: np.ndarray, position: int, **how: object) -> np.ndarray:
@@ -55,6 +58,15 @@ def test_lengths_against_the_reference(name: str) -> None:
         run.append(n)
         orders = ("forward", "reversed", "concurrent")
         run.check(threads=(1, 2, 3, 8)[i % 4], order=orders[i % 3])
+
+
+def test_every_cpu_of_the_architecture() -> None:
+    """Without FMA and f16 instructions the kernels are the same."""
+    case = Case(6, 2, 40, 24, kv="f16", lanes=4, softcap=3.0, sinks=True)
+    run = Run(case, machine=Target.parse("native", "baseline"))
+    run.append(64)
+    run.append(36)
+    run.check(threads=2)
 
 
 @pytest.mark.parametrize("kv", ["f32", "f16"])

@@ -7,15 +7,18 @@ import pytest
 from attention_case import CASES, Case, Filled
 from kernel_harness import Cache, CompiledKernel, codegen_target, row_operand
 
+from bessemer.backend.target import Target
 from bessemer.graph.ops.fused import attend
 
 
 class Run(Filled):
     """A filled cache with the kernel."""
 
-    def __init__(self, case: Case, seed: int = 0, capacity: int = 512) -> None:
+    def __init__(
+        self, case: Case, seed: int = 0, capacity: int = 512, machine: Target | None = None
+    ) -> None:
         super().__init__(case, seed, capacity)
-        self.kernel = CompiledKernel(case.flash(), self.target)
+        self.kernel = CompiledKernel(case.flash(), self.target, machine)
 
     def attention(self, q: np.ndarray, positions: np.ndarray, **how: object) -> np.ndarray:
         out = np.full((len(q), self.case.heads, self.case.value_width), np.nan, np.float32)
@@ -37,6 +40,14 @@ def test_chunks_against_the_reference(name: str) -> None:
     for i, n in enumerate((1, 7, 33, 64, 50, 3, 64)):
         orders = ("forward", "reversed", "concurrent")
         run.chunk(n, threads=(1, 2, 3, 8)[i % 4], order=orders[i % 3])
+
+
+def test_every_cpu_of_the_architecture() -> None:
+    """Without FMA and f16 instructions the kernel is the same."""
+    case = Case(6, 2, 40, 24, kv="f16", lanes=4, softcap=3.0, sinks=True)
+    run = Run(case, machine=Target.parse("native", "baseline"))
+    run.chunk(40, threads=2)
+    run.chunk(30)
 
 
 @pytest.mark.parametrize("window", [3, 8, 32, 33, 100])

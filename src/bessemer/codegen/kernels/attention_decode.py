@@ -13,7 +13,7 @@ the maxima [G], then the sums [G]. An empty part has maximum -inf, sum 0, and un
 
 from __future__ import annotations
 
-import itertools
+from dataclasses import dataclass
 
 from bessemer.artifact.layout import KEY_BLOCK
 from bessemer.codegen.emit import Fn
@@ -65,29 +65,38 @@ def shape_of(spec: GroupSpec) -> AttentionShape:
     return AttentionShape.of(spec, spec.attr("heads"))
 
 
-def query_tiles(queries: int, target: CodegenTarget) -> list[tuple[int, int, int]]:
-    """(first, rows, vectors) of register tiles that cover the queries as evenly as can be.
+@dataclass(frozen=True)
+class QueryTiles:
+    """Register tiles of rows x vectors that cover the query heads of a KV head."""
 
-    vectors: as many as fit the registers with the operands, of which either the rows' broadcasts
-    or the vectors are held at a time, and one of the other kind.
-    """
-    count = -(-queries // tile_shape(target).rows)
-    bounds = [queries * i // count for i in range(count + 1)]
-    found = []
-    for low, high in itertools.pairwise(bounds):
-        rows, vectors = high - low, 1
+    count: int
+    rows: int
+    vectors: int
+
+    @property
+    def queries(self) -> int:
+        """Query vectors of all tiles; the last ones repeat the last head."""
+        return self.count * self.rows
+
+    @staticmethod
+    def of(queries: int, target: CodegenTarget) -> QueryTiles:
+        """As few tiles as possible, as even as possible. Vectors: as many as fit the registers
+        with the operands, of which the fewer are held and the others pass by one at a time.
+        """
+        count = -(-queries // tile_shape(target).rows)
+        rows, vectors = -(-queries // count), 1
         while (
             2 * vectors * target.lanes <= KEY_BLOCK
             and rows * 2 * vectors + min(rows, 2 * vectors) + 1 <= target.registers
         ):
             vectors *= 2
-        found.append((low, rows, vectors))
-    return found
+        return QueryTiles(count, rows, vectors)
 
 
 def _plan(spec: GroupSpec, target: CodegenTarget) -> ScratchPlan:
     shape = shape_of(spec)
-    return plan_workspace(shape, shape.group, STEP_BLOCKS, target.lanes)
+    queries = QueryTiles.of(shape.group, target).queries
+    return plan_workspace(shape, queries, STEP_BLOCKS, target.lanes)
 
 
 def emit(f: Fn, spec: GroupSpec, target: CodegenTarget) -> None:
@@ -104,21 +113,28 @@ def emit(f: Fn, spec: GroupSpec, target: CodegenTarget) -> None:
         element=target.kv_dtype,
     )
     work = Workspace(f, _plan(spec, target), shape, target.lanes)
+    tiles = QueryTiles.of(shape.group, target)
     position = f.cast_index(positions.load(f, f.index(0)), "i64", "index")
     parts = f.index(splits(shape.kv_heads))
     with f.loop("%begin", "%end") as unit:
         head, part = f.div(unit.iv, parts), f.rem(unit.iv, parts)
-        seen = Seen(*(value for value, _ in Seen.nothing(f)))
-        for g in range(shape.group):
-            query_head = f.offset(f.mul(head, f.index(shape.group)), g)
-            work.begin(f.index(g), q, (f.index(0), query_head), None)
-            only = Seen(*work.see(f.index(g), position, "%lit1", seen))
-        begin, end = _part(f, only, part, parts)
+        seen = _load_queries(work, q, head, position, tiles.queries)
+        begin, end = _part(f, seen, part, parts)
         some = f.cmp("slt", begin, end)
         with f.loop(begin, end, STEP_BLOCKS) as at:
             count = f.min(f.index(STEP_BLOCKS), f.sub(end, at.iv))
-            _step(work, Step(at.iv, count, only, _in_place(f, cache, head, at.iv)), target)
+            _step(work, Step(at.iv, count, seen, _in_place(f, cache, head, at.iv)), tiles)
         _write_partials(work, partials, unit.iv, some)
+
+
+def _load_queries(work: Workspace, q: Array, head: str, position: str, queries: int) -> Seen:
+    f, group = work.f, work.shape.group
+    with f.loop(f.index(0), f.index(queries), 1, Seen.nothing(f)) as query:
+        g = f.min(query.iv, f.index(group - 1))
+        query_head = f.add(f.mul(head, f.index(group)), g)
+        work.begin(query.iv, q, (f.index(0), query_head), None)
+        query.carry(*work.see(query.iv, position, "%lit1", Seen(*query.args)))
+    return Seen(*query.results)
 
 
 def _part(f: Fn, seen: Seen, part: str, parts: str) -> tuple[str, str]:
@@ -140,16 +156,17 @@ def _in_place(f: Fn, cache: KVCache, head: str, first: str) -> Blocks:
     return Blocks(cache.keys, cache.values, lambda j: [head, ring(j)])
 
 
-def _step(work: Workspace, step: Step, target: CodegenTarget) -> None:
-    f, queries = work.f, work.shape.group
-    tiles = query_tiles(queries, target)
-    with f.loop(f.index(0), step.count) as block:
-        for first, rows, vectors in tiles:
-            work.scores(f.index(first), rows, vectors, block.iv, step)
-    work.soften(f.index(queries), step)
-    work.softmax(f.index(queries), step)
-    for first, rows, vectors in tiles:
-        work.weigh(f.index(first), rows, vectors, step)
+def _step(work: Workspace, step: Step, tiles: QueryTiles) -> None:
+    f, queries = work.f, work.f.index(tiles.queries)
+    with (
+        f.loop(f.index(0), step.count) as block,
+        f.loop(f.index(0), queries, tiles.rows) as row,
+    ):
+        work.scores(row.iv, tiles.rows, tiles.vectors, block.iv, step)
+    work.soften(queries, step)
+    work.softmax(queries, step)
+    with f.loop(f.index(0), queries, tiles.rows) as row:
+        work.weigh(row.iv, tiles.rows, tiles.vectors, step)
 
 
 def _write_partials(work: Workspace, partials: Array, unit: str, some: str) -> None:
