@@ -45,6 +45,7 @@ class CompileOptions:
     session (None: the model's, at most 4096).  target, cpu: see `backend.target.Target.parse`.
     emit: intermediate forms kept under ir/.  capture: "export" or "dynamo".  chunk: most rows of
     a prefill step.  prefix: put before every global symbol.  schedule: "kernels" or "generic".
+    profile: the code measures itself, for `bessemer bench --profile`; slightly slower.
     """
 
     weights: str | None = None
@@ -57,6 +58,7 @@ class CompileOptions:
     chunk: int = DEFAULT_CHUNK
     prefix: str = ""
     schedule: str = "kernels"
+    profile: bool = False
 
     def __post_init__(self) -> None:
         _one_of("--weights", self.weights, (None, *WEIGHT_FORMATS))
@@ -142,7 +144,14 @@ def codegen_options(options: CompileOptions, target: Target, context: int) -> Ge
 
     registers = 32 if target.arch != "x86_64" else 16
     machine = CodegenTarget(target.f32_lanes, registers, min(options.chunk, context), options.kv)
-    return GenerateOptions(machine, options.weights or "f16", options.kv, context, options.schedule)
+    return GenerateOptions(
+        machine,
+        options.weights or "f16",
+        options.kv,
+        context,
+        options.schedule,
+        profile=options.profile,
+    )
 
 
 def build_objects(
@@ -266,15 +275,17 @@ def _stored_reader(checkpoint: WeightReader) -> Callable[[str], tuple[str, np.nd
 
 
 def _emitted(compilation: Compilation) -> dict[str, str]:
-    """The graphs, which `verify` needs where the checkpoint is gone, and the intermediate forms
-    that `--emit` asks for; by path in the artifact.
+    """The graphs, which `verify` needs where the checkpoint is gone, the work of each group, which
+    `bench` needs, and the intermediate forms that `--emit` asks for; by path in the artifact.
     """
+    from bessemer.artifact.work import WORK_FILE
     from bessemer.graph import print_graph
 
     emit = compilation.options.emit
     files = {
         "graph/imported.graph": print_graph(compilation.imported.graph),
         "graph/forward_prefill.graph": print_graph(compilation.lowered.prefill),
+        WORK_FILE: compilation.generated.work.to_json(),
     }
     if "graph" in emit:
         files["ir/imported.graph"] = print_graph(compilation.imported.graph, locations=True)

@@ -13,6 +13,7 @@ from bessemer.artifact.layout import (
     StoredWeight,
     align,
 )
+from bessemer.artifact.work import Work
 from bessemer.codegen import kernels as _kernels  # noqa: F401  (registers them)
 from bessemer.codegen.barriers import place_barriers, verify_barriers
 from bessemer.codegen.group import KERNELS, CodegenTarget, GroupSpec, emit_group
@@ -21,6 +22,7 @@ from bessemer.codegen.main_graph import PlannedCall, emit_main_graph, plan_calls
 from bessemer.codegen.memory import ArenaPlan, plan_arena
 from bessemer.codegen.payload import emit_generic_group, emit_payload
 from bessemer.codegen.program import Call, Planner, Program
+from bessemer.codegen.work import group_work, profile_layout
 from bessemer.graph.core import Graph, Node, Value
 from bessemer.graph.dims import is_static
 from bessemer.graph.schema import param
@@ -30,6 +32,7 @@ from bessemer.graph.schema import param
 class GenerateOptions:
     """weights, kv: storage formats.  context: tokens of a session.  schedule: "kernels", or
     "generic" to lower every op by its payload (the reference that kernels are tested against).
+    profile: the code measures itself (see `artifact.work`).
     """
 
     target: CodegenTarget
@@ -37,6 +40,7 @@ class GenerateOptions:
     kv: str
     context: int
     schedule: str = "kernels"
+    profile: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,8 @@ class EntryPlan:
 @dataclass(frozen=True)
 class Generated:
     """modules: MLIR text by file stem.  payloads: readable text of each distinct group.
-    expressions: stored weight -> how to compute it from checkpoint tensors.
+    expressions: stored weight -> how to compute it from checkpoint tensors.  work: operations and
+    bytes of each group.
     """
 
     modules: dict[str, str]
@@ -63,6 +68,7 @@ class Generated:
     scratch: ScratchLayout
     vocab_size: int
     hidden_size: int
+    work: Work
     entries: dict[str, EntryPlan] = field(default_factory=dict)
 
 
@@ -89,6 +95,10 @@ def generate(prefill: Graph, decode: Graph, options: GenerateOptions) -> Generat
         entry: plan_arena(program, options.target.chunk) for entry, program in programs.items()
     }
     shared = max(plan.nbytes for plan in plans.values())
+    profile = None
+    if options.profile:
+        profile = profile_layout(thread_bytes, [f for e in functions.values() for f in e])
+        thread_bytes = profile.offset + profile.nbytes
     scratch_layout = ScratchLayout(align(shared), align(thread_bytes))
     entries: dict[str, EntryPlan] = {}
     for entry, program in programs.items():
@@ -96,14 +106,15 @@ def generate(prefill: Graph, decode: Graph, options: GenerateOptions) -> Generat
         flags = place_barriers(program, plan)
         verify_barriers(program, plan, flags)
         calls = plan_calls(program, plan, flags, names[entry], state.named_offsets())
-        modules[entry] = emit_main_graph(program, calls, plan, scratch_layout)
+        modules[entry] = emit_main_graph(program, calls, plan, scratch_layout, profile)
         entries[entry] = EntryPlan(program, calls, plan, functions[entry])
     vocab = prefill.outputs["logits"].shape[-1]
     hidden = prefill.outputs["hidden"].shape[-1] if "hidden" in prefill.outputs else 0
     assert isinstance(vocab, int)
     assert isinstance(hidden, int)
+    work = Work({e: group_work(p.calls, options.kv) for e, p in entries.items()}, profile)
     return Generated(
-        modules, payloads, weights, expressions, state, scratch_layout, vocab, hidden, entries
+        modules, payloads, weights, expressions, state, scratch_layout, vocab, hidden, work, entries
     )
 
 

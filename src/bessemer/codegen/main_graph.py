@@ -8,10 +8,11 @@ numbers come from a table.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bessemer.artifact.layout import ScratchLayout
+from bessemer.artifact.work import OUTSIDE, POLL, ProfileLayout
 from bessemer.codegen.emit import Fn, memref_type
 from bessemer.codegen.group import KERNELS, ROWS, BlockUnits, Operand, Units, signature
 from bessemer.codegen.memory import ArenaPlan
@@ -43,6 +44,7 @@ _RUNTIME = (
     "  func.func private @bsm_barrier(!llvm.ptr, i64)\n"
     "  func.func private @bsm_poll_cancel(!llvm.ptr, i64) -> i32\n"
 )
+_MARK = "  func.func private @bsm_profile_mark(!llvm.ptr, i64)\n"
 _WORKER_TYPE = "(!llvm.ptr, i64, i64) -> ()"
 
 
@@ -96,10 +98,13 @@ def _byte_offset(access: Access, plan: ArenaPlan, state_offsets: dict[str, int])
 class _Worker:
     """Emission of one worker function."""
 
-    def __init__(self, name: str, program: Program, scratch: ScratchLayout) -> None:
+    def __init__(
+        self, name: str, program: Program, scratch: ScratchLayout, profile: ProfileLayout | None
+    ) -> None:
         self.fn = Fn(name, [("%args", "!llvm.ptr"), ("%tid", "i64"), ("%threads", "i64")])
         self.program = program
         self.scratch = scratch
+        self.profile = profile
         self.globals: list[str] = []
         fn = self.fn
         self.words = {w: self._word(i) for i, w in enumerate(WORDS)}
@@ -117,6 +122,11 @@ class _Worker:
         self.own_scratch = fn.op(
             f"memref.view {self.bases['scratch']}[{at}][{size}] : memref<?xi8> to memref<?xi8>"
         )
+        if profile is not None:
+            place = fn.cast_index(fn.offset(at, profile.offset), "index", "i64")
+            address = fn.add(self.words["scratch"], place, "i64")
+            self.marks = fn.op(f"llvm.inttoptr {address} : i64 to !llvm.ptr")
+        self.mark(lambda p: OUTSIDE)
 
     def _word(self, i: int) -> str:
         fn = self.fn
@@ -132,6 +142,13 @@ class _Worker:
         for place, part in (*parts, ("4, 0", fn.i64(1))):
             value = fn.op(f"llvm.insertvalue {part}, {value}[{place}] : {_DESCRIPTOR}")
         return fn.op(f"builtin.unrealized_conversion_cast {value} : {_DESCRIPTOR} to memref<?xi8>")
+
+    def mark(self, slot: Callable[[ProfileLayout], int]) -> None:
+        """In a profiled build: the time since the last mark belongs to this slot."""
+        if self.profile is not None:
+            number = self.fn.i64(slot(self.profile))
+            call = f"func.call @bsm_profile_mark({self.marks}, {number})"
+            self.fn.line(f"{call} : (!llvm.ptr, i64) -> ()")
 
     def rows(self, size: Size) -> str:
         if isinstance(size, Dim):
@@ -183,6 +200,7 @@ class _Worker:
         fn, call = self.fn, planned.call
         if planned.barrier:
             fn.line(f"func.call @bsm_barrier({self.ctx}, %tid) : (!llvm.ptr, i64) -> ()")
+            self.mark(lambda p: p.wait_slot(planned.function))
         if call.split == "single":
             with fn.when(self.is_first):
                 self._emit_group_call(planned, numbers)
@@ -198,17 +216,20 @@ class _Worker:
         args = ", ".join([begin, end, rows, self.own_scratch, *operands, *numbers[count:]])
         types = ", ".join(t for _, t in signature(call.spec))
         fn.line(f"func.call @{planned.function}({args}) : ({types}) -> ()")
+        self.mark(lambda p: p.work_slot(planned.function))
 
     def meet(self) -> None:
         """All threads wait for each other."""
         call = f"func.call @bsm_barrier({self.ctx}, %tid)"
         self.fn.line(f"{call} : (!llvm.ptr, i64) -> ()")
+        self.mark(lambda p: POLL)
 
     def poll(self) -> str:
         """Meets the other threads and says (i1) whether to go on."""
         fn = self.fn
         name = "bsm_poll_cancel"
         stop = fn.op(f"func.call @{name}({self.ctx}, %tid) : (!llvm.ptr, i64) -> i32")
+        self.mark(lambda p: POLL)
         zero = fn.constant("arith.constant 0 : i32")
         return fn.cmp("eq", stop, zero, "i32")
 
@@ -324,10 +345,14 @@ def emit_main_graph(
     calls: Sequence[PlannedCall],
     plan: ArenaPlan,
     scratch: ScratchLayout,
+    profile: ProfileLayout | None = None,
 ) -> str:
-    """MLIR of the module `program.name`: tables, group declarations, worker, entry point."""
+    """MLIR of the module `program.name`: tables, group declarations, worker, entry point.
+
+    profile: set for code that measures itself (see `artifact.work`).
+    """
     worker_name = f"{program.name}_worker"
-    worker = _Worker(worker_name, program, scratch)
+    worker = _Worker(worker_name, program, scratch, profile)
     fn = worker.fn
     go: str | None = None
     open_ifs = 0
@@ -352,5 +377,6 @@ def emit_main_graph(
         for name, args in declared.items()
     )
     outer = _emit_outer(program.name, worker_name)
-    parts = ["module {\n", *worker.globals, _RUNTIME, declarations, worker.fn.text(), outer, "}\n"]
+    runtime = _RUNTIME if profile is None else _RUNTIME + _MARK
+    parts = ["module {\n", *worker.globals, runtime, declarations, worker.fn.text(), outer, "}\n"]
     return "".join(parts)

@@ -1,0 +1,120 @@
+"""How much work the calls of an entry point are: see `artifact.work`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from bessemer.artifact.layout import STORAGE_BYTES, align
+from bessemer.artifact.work import GroupWork, ProfileLayout
+from bessemer.codegen.group import ROWS, GroupSpec, Operand
+from bessemer.codegen.main_graph import PlannedCall
+from bessemer.codegen.program import Call
+from bessemer.codegen.views import ELEMENT_BYTES
+from bessemer.graph.dims import Dim
+
+
+def group_work(calls: Sequence[PlannedCall], kv_dtype: str) -> tuple[GroupWork, ...]:
+    """The work of each function, over all its calls. kv_dtype: element of the KV cache."""
+    found: dict[str, GroupWork] = {}
+    for planned in calls:
+        one = _call_work(planned.function, planned.call, kv_dtype)
+        so_far = found.get(planned.function)
+        found[planned.function] = one if so_far is None else _added(so_far, one)
+    return tuple(found.values())
+
+
+def _added(a: GroupWork, b: GroupWork) -> GroupWork:
+    windows = dict(a.windows)
+    for window, calls in b.windows.items():
+        windows[window] = windows.get(window, 0) + calls
+    summed = ("calls", "flops", "weight_bytes", "row_weight_bytes", "row_weight_limit", "row_bytes")
+    return replace(a, windows=windows, **{n: getattr(a, n) + getattr(b, n) for n in summed})
+
+
+def _call_work(function: str, call: Call, kv_dtype: str) -> GroupWork:
+    spec = call.spec
+    rows = str(call.rows.terms[0][0]) if isinstance(call.rows, Dim) else "1"
+    bare = GroupWork(function, spec.kind, 1, rows, row_bytes=_row_bytes(spec, rows))
+    if spec.kind in _FORMULAS:
+        return _FORMULAS[spec.kind](bare, call, kv_dtype)
+    weights = sum(_nbytes(o) for o in spec.operands if o.role == "weight")
+    return replace(bare, weight_bytes=weights)
+
+
+def _nbytes(operand: Operand) -> int:
+    """Bytes of an operand of known size, or of one of its rows."""
+    sizes = [int(s) for s in operand.shape if s != ROWS]
+    return math.prod(sizes) * ELEMENT_BYTES[operand.element]
+
+
+def _row_bytes(spec: GroupSpec, rows: str) -> int:
+    """Activations per row; of a group that runs once, all of them."""
+    per_row = [o for o in spec.operands if o.role in ("in", "out")]
+    if rows != "1":
+        per_row = [o for o in per_row if o.shape and o.shape[0] == ROWS]
+    return sum(_nbytes(o) for o in per_row)
+
+
+def _sizes(operand: Operand) -> list[int]:
+    return [int(s) for s in operand.shape[1:]]
+
+
+def _linear(work: GroupWork, call: Call, kv_dtype: str) -> GroupWork:
+    """x[rows, K] by panels [(2,) N/32, K, 32]."""
+    x = call.spec.operands[0]
+    parts = 2 if call.spec.kind == "glu_linear" else 1
+    n, k = _sizes(call.spec.operands[-1])[-1], _sizes(x)[-1]
+    weights = sum(_nbytes(o) for o in call.spec.operands if o.role == "weight")
+    return replace(work, flops=2 * parts * n * k, weight_bytes=weights)
+
+
+def _embedding(work: GroupWork, call: Call, kv_dtype: str) -> GroupWork:
+    """One row of the table per token."""
+    table, _, out = call.spec.operands
+    row = _sizes(out)[-1] * ELEMENT_BYTES[table.element]
+    return replace(work, row_weight_bytes=row, row_weight_limit=_nbytes(table))
+
+
+def _experts(work: GroupWork, call: Call, kv_dtype: str) -> GroupWork:
+    """The chosen experts of each row; at most all of them are read."""
+    x, indices, w = call.spec.operands[:3]
+    parts = 2 if call.spec.attr("gated") else 1
+    choices, n, k = _sizes(indices)[0], _sizes(call.spec.operands[-1])[-1], _sizes(x)[-1]
+    one = _nbytes(w) // int(w.shape[0])
+    return replace(
+        work,
+        flops=2 * parts * choices * n * k,
+        row_weight_bytes=choices * one,
+        row_weight_limit=_nbytes(w),
+    )
+
+
+def _attention(work: GroupWork, call: Call, kv_dtype: str) -> GroupWork:
+    """Scores and weighted values of every query head; keys and values of every KV head."""
+    spec = call.spec
+    widths = int(spec.attr("key_width")) + int(spec.attr("value_width"))
+    heads = _sizes(spec.operands[0])[-2]
+    window = dict(zip(spec.literals, call.literals, strict=True))["window"]
+    return replace(
+        work,
+        key_flops=2 * heads * widths,
+        key_bytes=int(spec.attr("kv_heads")) * widths * STORAGE_BYTES[kv_dtype],
+        windows={window: 1},
+    )
+
+
+_FORMULAS: dict[str, Callable[[GroupWork, Call, str], GroupWork]] = {
+    "linear": _linear,
+    "glu_linear": _linear,
+    "embedding": _embedding,
+    "expert_linear": _experts,
+    "flash_attention": _attention,
+    "decode_attention": _attention,
+}
+
+
+def profile_layout(thread_bytes: int, functions: Sequence[str]) -> ProfileLayout:
+    """A profile's place behind what the groups need of a thread's scratch."""
+    return ProfileLayout(align(thread_bytes), tuple(functions))
