@@ -77,34 +77,20 @@ def compile_llvm(
     assembly: bool = False,
 ) -> CompiledModule:
     """Optimise LLVM IR text at O3 and make an object file of it; see `compile_module`."""
-    import llvmlite.binding as llvm
-
     machine = target_machine(target)
     timings: dict[str, float] = {}
     start = time.perf_counter()
-    try:
-        module = llvm.parse_assembly(llvm_ir)
-        module.triple = target.triple
-        module.data_layout = str(machine.target_data)
-        module.name = name
-        _set_visibility(module, name, exports)
-        module.verify()
-    except RuntimeError as error:
-        path = save_ir(llvm_ir, name, "ll")
-        raise CompileError(
-            f"LLVM rejects the IR of module '{name}':\n{error}\nThe IR is in {path}\n"
-            f"Reproduce with:\n  opt -passes=verify -disable-output {path}"
-        ) from error
+    module = _parse(llvm_ir, machine, target, name, exports)
     timings["parse"] = time.perf_counter() - start
 
     start = time.perf_counter()
-    options = llvm.create_pipeline_tuning_options(speed_level=_OPTIMISATION_LEVEL)
-    options.loop_vectorization = True
-    options.slp_vectorization = True
-    options.loop_interleaving = True
-    options.loop_unrolling = True
-    builder = llvm.create_pass_builder(machine, options)
-    builder.getModulePassManager().run(module, builder)
+    _optimise(module, machine, slp=True)
+    if not _is_valid(module):
+        # LLVM 22's SLP vectoriser can leave shuffles before the values they use; code generation
+        # then aborts the process. The loop vectoriser alone is safe.
+        module = _parse(llvm_ir, machine, target, name, exports)
+        _optimise(module, machine, slp=False)
+        _verify(module, llvm_ir, name)
     timings["optimise"] = time.perf_counter() - start
 
     start = time.perf_counter()
@@ -112,6 +98,59 @@ def compile_llvm(
     text = machine.emit_assembly(module) if assembly else None
     timings["emit"] = time.perf_counter() - start
     return CompiledModule(name, code, str(module), text, timings)
+
+
+def _parse(
+    llvm_ir: str, machine: Any, target: Target, name: str, exports: Collection[str] | None
+) -> Any:
+    """llvmlite's module, for the target. Raises CompileError where LLVM rejects the text."""
+    import llvmlite.binding as llvm
+
+    try:
+        module = llvm.parse_assembly(llvm_ir)
+    except RuntimeError as error:
+        raise _rejected(llvm_ir, name, error) from error
+    module.triple = target.triple
+    module.data_layout = str(machine.target_data)
+    module.name = name
+    _set_visibility(module, name, exports)
+    _verify(module, llvm_ir, name)
+    return module
+
+
+def _optimise(module: Any, machine: Any, *, slp: bool) -> None:
+    import llvmlite.binding as llvm
+
+    options = llvm.create_pipeline_tuning_options(speed_level=_OPTIMISATION_LEVEL)
+    options.loop_vectorization = True
+    options.slp_vectorization = slp
+    options.loop_interleaving = True
+    options.loop_unrolling = True
+    builder = llvm.create_pass_builder(machine, options)
+    builder.getModulePassManager().run(module, builder)
+
+
+def _is_valid(module: Any) -> bool:
+    try:
+        module.verify()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _verify(module: Any, llvm_ir: str, name: str) -> None:
+    try:
+        module.verify()
+    except RuntimeError as error:
+        raise _rejected(llvm_ir, name, error) from error
+
+
+def _rejected(llvm_ir: str, name: str, error: RuntimeError) -> CompileError:
+    path = save_ir(llvm_ir, name, "ll")
+    return CompileError(
+        f"LLVM rejects the IR of module '{name}':\n{error}\nThe IR is in {path}\n"
+        f"Reproduce with:\n  opt -passes=verify -disable-output {path}"
+    )
 
 
 def target_machine(target: Target) -> Any:
