@@ -15,7 +15,7 @@ from bessemer.verify.files import check_files, check_manifest, check_symbols
 from bessemer.verify.memory import check_bits, check_hashes, check_layouts, check_tables
 from bessemer.verify.model import compile_again, find_source
 from bessemer.verify.numbers import Numbers
-from bessemer.verify.report import FILES, MEMORY, NUMBERS, Report
+from bessemer.verify.report import MEMORY, NUMBERS, Report
 from bessemer.verify.trials import TrialPlan
 
 if TYPE_CHECKING:
@@ -106,18 +106,17 @@ class Verification:
         if artifact is None:
             return
         whole = self._files_and_layouts(artifact)
-        found = find_source(artifact.manifest, source)
-        compilation = None
-        if found.source is not None:
-            compilation = self._compile_again(artifact, found.source)
-        if whole and compilation is not None:
-            self._compare_weights(artifact, compilation)
         if not whole:
-            failed = ", ".join(c.name for c in self.report.failed if c.layer in (FILES, MEMORY))
+            failed = ", ".join(c.name for c in self.report.failed)
             self.report.add(NUMBERS, "logits", False, f"not run, since these failed: {failed}")
             return
+        found = find_source(artifact.manifest, source)
+        compilation, reason = None, found.reason
+        if found.source is not None:
+            compilation = self._compile_again(artifact, found.source)
+            if compilation is None:
+                reason = "the source doesn't give this model"
         plan = TrialPlan.for_model(artifact.manifest, self.lengths, self.decode_steps)
-        reason = found.reason or ("" if compilation else "the source can't be compiled again")
         Numbers(
             self.report, artifact, plan, compilation, reason, self.threads, self.progress
         ).check()
@@ -142,22 +141,23 @@ class Verification:
             return [Check("weight table", False, str(error))]
 
     def _compile_again(self, artifact: Artifact, source: Any) -> Compilation | None:
-        """The source up to MLIR; None, and a failed check, when it can't be compiled."""
+        """The source up to MLIR, its tables and bits compared with what is stored; None, and a
+        failed check, when it can't be compiled or is the source of another model.
+        """
         stage = "compiling again"
         self.progress(stage, 0, 1)
         try:
-            return compile_again(source, artifact.manifest)
+            compilation = compile_again(source, artifact.manifest)
         except Exception as error:  # a checkpoint may be damaged in any way
             self.report.add(MEMORY, "source", False, f"{type(error).__name__}: {error}")
             return None
         finally:
             self.progress(stage, 1, 1)
-
-    def _compare_weights(self, artifact: Artifact, compilation: Compilation) -> None:
-        """Layer 2 with the source: tables, and every weight bit for bit."""
         generated, manifest = compilation.generated, artifact.manifest
         same_target = dict(manifest.target) == compilation.target.to_json()
         scratch = generated.scratch if same_target else manifest.scratch
-        check_tables(self.report, manifest, generated.weights, generated.state, scratch)
+        if not check_tables(self.report, manifest, generated.weights, generated.state, scratch):
+            return None
         read = compilation.imported.checkpoint.read
         check_bits(self.report, artifact, generated.expressions, read, self.progress)
+        return compilation

@@ -59,7 +59,8 @@ class Comparison:
         ours = section.logits[row - section.first]
         error = relative_l2(ours, reference)
         self.rows += 1
-        if self.worst_in is None or not error <= self.worst:  # NaN is worse than any number
+        # NaN is worse than any number.
+        if self.worst_in is None or np.isnan(error) or error > self.worst:
             self.worst, self.worst_row, self.worst_in = error, row, (trial, section)
         took, right = int(np.argmax(ours)), int(np.argmax(reference))
         if took == right:

@@ -104,7 +104,9 @@ def undo(expression: Value, name: str, value: np.ndarray) -> np.ndarray:
             if operand.node in depends:
                 part = _UNDO[node.op](node, i, whole, depends)
                 parts[operand.node] = part.joined(parts.get(operand.node))
-    (found,) = parts.values()
+    found, *others = parts.values()
+    for other in others:  # the tensor is named by several nodes
+        found = found.joined(other)
     if found.known is not None:
         raise NotInvertibleError("only a part of it is stored")
     return np.ascontiguousarray(found.value)
