@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +12,7 @@ from bessemer.graph import (
     DType,
     Env,
     Graph,
+    Node,
     TensorType,
     Value,
     constant,
@@ -23,6 +24,8 @@ from bessemer.graph import (
 
 T = Dim.sym("T")
 F32, I64 = DType.F32, DType.I64
+VIEWS = {"slice", "reshape"}
+LEAVES = {"input", "param", "constant"}
 
 
 def weight(name: str, *shape: int) -> Value:
@@ -158,3 +161,16 @@ def _calls(
         found.append(evaluate(graph, inputs, read, env))
         at += len(chunk)
     return found
+
+
+def layers_of(graph: Graph, skipped: Collection[Node] = ()) -> list[list[tuple]]:
+    """Ops from one attention to the next, without names of weights, layer numbers and windows."""
+    layers: list[list[tuple]] = [[]]
+    for node in graph.nodes():
+        if node.op in LEAVES or node in skipped:
+            continue
+        attrs = tuple((k, str(v)) for k, v in node.attrs.items() if k not in ("layer", "window"))
+        layers[-1].append((node.op, tuple(map(str, node.types)), attrs))
+        if node.op.endswith("attention"):
+            layers.append([])
+    return layers

@@ -10,7 +10,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from tests.passes.models import (
+    LEAVES,
+    VIEWS,
     Shape,
+    layers_of,
     llama,
     logits_of_imported,
     logits_of_lowered,
@@ -32,8 +35,6 @@ from bessemer.passes import pipeline as pipeline_module
 
 IDS = [3, 14, 15, 9, 26, 5]
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
-VIEWS = {"slice", "reshape"}
-LEAVES = {"input", "param", "constant"}
 
 
 @pytest.fixture(scope="module")
@@ -121,19 +122,6 @@ def test_weights_have_readable_names_and_are_shared(graph, lowered, read):
     up = read("model.layers.1.mlp.up_proj.weight")
     assert stored.shape == (2, *up.shape)
     assert (stored[1] == up).all()
-
-
-def layers_of(graph: Graph) -> list[list[tuple]]:
-    """Ops from one attention to the next, without names of weights and values."""
-    layers: list[list[tuple]] = [[]]
-    for node in graph.nodes():
-        if node.op in LEAVES:
-            continue
-        attrs = {k: str(v) for k, v in node.attrs.items() if k != "layer"}
-        layers[-1].append((node.op, tuple(map(str, node.types)), tuple(attrs.items())))
-        if node.op.endswith("attention"):
-            layers.append([])
-    return layers
 
 
 def test_equal_layers_lower_to_equal_structures():

@@ -23,7 +23,7 @@ _ROWWISE = frozenset(
 # Row-wise unless they work along the leading axis.
 _ALONG = frozenset(
     {"reduce_sum", "reduce_mean", "reduce_max", "reduce_min", "reduce_prod", "argmax", "softmax"}
-    | {"cumsum", "topk", "slice", "concat", "gather"}
+    | {"cumsum", "topk", "slice", "concat", "gather", "scatter"}
 )
 _MIXING = frozenset({"attention", "flash_attention", "gqa_decode_attention"})
 
@@ -92,7 +92,8 @@ class _Sinking:
         if value in self._done:
             return
         node = value.node
-        pushed = None if node in self._whole else self._pushed(node)
+        there = node in self._whole and not self._repeats_one_row(node)
+        pushed = None if there else self._pushed(node)
         if pushed is not None:
             self._done.update(zip(node.outputs, pushed.outputs, strict=True))
             return
@@ -129,6 +130,9 @@ class _Sinking:
     def _row_shape(self, shape: tuple) -> tuple:
         return (self._wanted, *shape[1:]) if shape[0] == self._tokens else shape
 
+    def _repeats_one_row(self, node: Node) -> bool:
+        return node.op == "expand" and not self._has_rows(node.inputs[0])
+
     def _is_rowwise(self, node: Node) -> bool:
         if not all(self._leads(v) for v in node.outputs):
             return False
@@ -141,6 +145,8 @@ class _Sinking:
             return -len(node.inputs[0].shape) not in axes
         if node.op == "permute":
             return views.perm_of(node.out)[0] == 0
+        if self._repeats_one_row(node):
+            return True
         if node.op in ("reshape", "expand"):
             return self._leads(node.inputs[0])
         if node.op == "matmul":
