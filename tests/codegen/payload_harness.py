@@ -54,13 +54,16 @@ def state(name: str, *shape: int, dtype: DType = DType.F32) -> Value:
 
 @dataclass
 class Case:
-    """A piece of graph under test. stored: leaf name -> storage of a weight."""
+    """A piece of graph under test. stored: leaf name -> storage of a weight. both: compile it for
+    all rows at once, too, where rows can be split.
+    """
 
     name: str
     outputs: Sequence[Value]
     stored: Mapping[str, Stored] = field(default_factory=dict)
     updates: Mapping[Value, Value] = field(default_factory=dict)
     strides: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    both: bool = True
 
     def __post_init__(self) -> None:
         nodes = topological(list(self.outputs))
@@ -84,7 +87,9 @@ class Case:
         )
 
     def modes(self) -> list[str]:
-        return ["whole", "rows"] if self.splits else ["whole"]
+        if not self.splits:
+            return ["whole"]
+        return ["whole", "rows"] if self.both else ["rows"]
 
     def shape(self, value: Value, rows: int) -> tuple[int, ...]:
         sizes = {"T": rows, "R": max(rows // 2, 1)}

@@ -23,9 +23,14 @@ def _linears() -> list[Case]:
         tag = f"{s.dtype}_{s.layout}"
         whole = {"activation": "gelu", "scale": 0.5, "has_bias": True, "has_residual": True}
         cases += [
-            Case(f"linear_{tag}", [emit("linear", x, w)], {"w": s}),
-            Case(f"epilogue_{tag}", [emit("linear", x, w, b, residual, **whole)], {"w": s}),
-            Case(f"glu_{tag}", [emit("glu_linear", x, stacked)], {"w": s}),
+            Case(f"linear_{tag}", [emit("linear", x, w)], {"w": s}, both=False),
+            Case(
+                f"epilogue_{tag}",
+                [emit("linear", x, w, b, residual, **whole)],
+                {"w": s},
+                both=False,
+            ),
+            Case(f"glu_{tag}", [emit("glu_linear", x, stacked)], {"w": s}, both=False),
         ]
     panels = {"w": Stored("f16", "panels"), "b": Stored("f16")}
     clamped = {"activation": "swiglu_clamped", "has_bias": True}
@@ -53,6 +58,7 @@ def _matmuls() -> list[Case]:
         Case("matmul_t", [emit("matmul", x, tensor("b", 11, K), transpose_b=True)]),
         Case("batched", [emit("matmul", q, emit("permute", k, perm=(0, 1, 3, 2)))]),
         Case("batched_t", [emit("matmul", q, k, transpose_b=True)]),
+        Case("left_is_whole", [emit("matmul", tensor("a", 1, 4, 5), q)]),
         Case("broadcast", [emit("matmul", q, tensor("b", 1, 8, 2))]),
         Case("computed", [emit("matmul", emit("exp", x), emit("tanh", tensor("b", K, 3)))]),
         Case("gram", [emit("matmul", x, x, transpose_b=True)]),

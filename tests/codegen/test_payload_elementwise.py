@@ -25,24 +25,25 @@ def _cases() -> list[Case]:
     x, y = tensor("x", T, WIDTH), tensor("y", T, WIDTH)
     n, m = (tensor(k, T, WIDTH, dtype=I64) for k in "xy")
     p, q = (tensor(k, T, WIDTH, dtype=BOOL) for k in "xy")
-    cases = []
+    single: dict[str, Value] = {}
     for op in UNARY:
         if op == "logical_not":
-            cases.append(Case("logical_not", [emit(op, p)]))
+            single[op] = emit(op, p)
         else:
-            cases.append(Case(op, [emit(op, x)]))
+            single[op] = emit(op, x)
         if op in INT_UNARY:
-            cases.append(Case(f"int_{op}", [emit(op, n)]))
+            single[f"int_{op}"] = emit(op, n)
     for op in (*ARITHMETIC, *COMPARE):
-        cases.append(Case(op, [emit(op, x, y)]))
-        cases.append(Case(f"int_{op}", [emit(op, n, m)]))
+        single[op] = emit(op, x, y)
+        single[f"int_{op}"] = emit(op, n, m)
         if op in COMPARE or op in BOOL_BINARY:
-            cases.append(Case(f"bool_{op}", [emit(op, p, q)]))
-    cases += [Case(op, [emit(op, p, q)]) for op in LOGICAL]
+            single[f"bool_{op}"] = emit(op, p, q)
+    single |= {op: emit(op, p, q) for op in LOGICAL}
     for source in (F32, F16, I64, I32, BOOL):
         for to in (F32, F16, I64, I32, BOOL):
             value = tensor("x", T, WIDTH, dtype=source)
-            cases.append(Case(f"cast_{source}_{to}", [emit("cast", value, dtype=to)]))
+            single[f"cast_{source}_{to}"] = emit("cast", value, dtype=to)
+    cases = [Case(name, [value], both=False) for name, value in single.items()]
     h = tensor("x", T, WIDTH, dtype=F16)
     cases += [
         Case("half", [emit("mul", emit("exp", h), constant(np.float16(0.5)))]),
