@@ -6,6 +6,7 @@ import contextlib
 import io
 import logging
 import traceback
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ class CaptureError(UnsupportedError):
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without torch's log lines and prints: what went wrong is in the exception."""
+    """Without torch's log lines, warnings and prints: what went wrong is in the exception."""
     names = [n for n in logging.root.manager.loggerDict if n.startswith("torch")]
     loggers = [logging.getLogger(n) for n in ("torch", *names)]
     before = [logger.disabled for logger in loggers]
@@ -32,7 +33,12 @@ def quiet() -> Iterator[None]:
         logger.disabled = True
     sink = io.StringIO()
     try:
-        with contextlib.redirect_stdout(sink), contextlib.redirect_stderr(sink):
+        with (
+            contextlib.redirect_stdout(sink),
+            contextlib.redirect_stderr(sink),
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("ignore")
             yield
     finally:
         for logger, disabled in zip(loggers, before, strict=True):
