@@ -44,8 +44,9 @@ def inspect(
 ) -> Page:
     """One stage of a model, or an overview.
 
-    model: a compiled folder, a checkpoint (path, hub name, alias) or a torch module.  stage: one of
-    STAGES.  checkpoint: the source of a compiled folder, if it isn't where it was.  options: of the
+    model: a compiled folder, a checkpoint (path, hub name, alias), a torch module, or a Subject
+    that `open_subject` gave, which keeps what it made for the next stage.  stage: one of STAGES.
+    checkpoint: the source of a compiled folder, if it isn't where it was.  options: of the
     compilation, for what is not compiled.
 
     A compiled folder shows what it holds (`compile --emit`); other stages are made again from its
@@ -54,9 +55,12 @@ def inspect(
     """
     if stage is not None and stage not in STAGES:
         raise UsageError(f"stage {stage}: choose one of {', '.join(STAGES)}")
-    from bessemer.inspect.subject import open_subject
+    from bessemer.inspect.subject import Subject, open_subject
 
-    subject = open_subject(model, checkpoint=checkpoint, options=options)
+    if isinstance(model, Subject):
+        subject = model
+    else:
+        subject = open_subject(model, checkpoint=checkpoint, options=options)
     return _page(subject, stage, choice or Choice())
 
 
