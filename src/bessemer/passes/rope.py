@@ -19,6 +19,8 @@ from bessemer.passes import views
 from bessemer.passes.base import RulePass, Uses
 from bessemer.passes.linear_forms import Form, Term, linear_form
 
+_ROOTS = frozenset({"add", "sub", "concat", "reshape"})
+
 
 @dataclass(frozen=True)
 class Rope(RulePass):
@@ -29,7 +31,7 @@ class Rope(RulePass):
     def rule(self, node: Node, uses: Uses) -> Value | None:
         if node.op == "concat" and node.attrs["axis"] == -1:
             return _with_rest(node) or _rotated(node.out) or _rotated_parts(node)
-        return _rotated(node.out) if node.op in ("add", "concat", "reshape") else None
+        return _rotated(node.out) if node.op in _ROOTS else None
 
 
 def _rotated(value: Value) -> Value | None:
