@@ -25,6 +25,7 @@ VERBS = {
     "compile": "Compile a model to native code.",
     "run": "Answer one prompt.",
     "chat": "Talk to a model.",
+    "bench": "Measure a compiled model and the machine.",
     "verify": "Check a compiled model: files, memory, and numbers against PyTorch.",
     "inspect": "Show a model on its way through the compiler.",
     "models": "List what can be run here.",

@@ -8,7 +8,6 @@ import platform
 import shutil
 import sys
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 from bessemer.cli.options import Json
@@ -57,7 +56,7 @@ def env(*, json: Json = False) -> int:
 def describe() -> dict[str, Any]:
     """All of it, as `--json` prints it."""
     import bessemer
-    from bessemer.runtime.cpu import default_threads, host_features
+    from bessemer.runtime.cpu import cpu_name, default_threads, host_features
 
     versions = {name: _version(name) for name in (*RUNNING, *COMPILING, ZIG)}
     compiler = _c_compiler(versions[ZIG])
@@ -65,7 +64,7 @@ def describe() -> dict[str, Any]:
         "bessemer": bessemer.__version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "features": sorted(host_features()),
         "threads": default_threads(),
         "target": _target() if versions["llvmlite"] else None,
@@ -89,16 +88,6 @@ def _c_compiler(zig: str | None) -> str | None:
     if chosen:
         return f"{chosen} ($CC)"
     return shutil.which("cc") or (f"zig {zig}" if zig else None)
-
-
-def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
-            if line.lower().startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def _target() -> str | None:

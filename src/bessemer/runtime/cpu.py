@@ -44,6 +44,17 @@ def host_arch() -> str:
     return _ARCHITECTURES.get(machine, machine)
 
 
+def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """What the processor calls itself."""
+    try:
+        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.lower().startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
 def host_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
     """The CPU's features, by the names of /proc/cpuinfo.
 

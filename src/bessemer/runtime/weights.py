@@ -40,7 +40,7 @@ def load_weights(artifact: Artifact, mode: str | None = None) -> npt.NDArray[np.
         raise UsageError(f"{MODE_VARIABLE} or weights mode {mode!r}: it must be one of {MODES}")
     nbytes = artifact.manifest.weights_nbytes
     if mode == "auto":
-        mode = "huge" if huge_pages_offered() and nbytes < _available_memory() // 2 else "map"
+        mode = "huge" if huge_pages_offered() and nbytes < available_memory() // 2 else "map"
     try:
         with artifact.weights_file.open("rb", buffering=0) as stream:
             if os.fstat(stream.fileno()).st_size < nbytes:
@@ -94,7 +94,7 @@ def huge_pages_offered(
     return "[madvise]" in text or "[always]" in text
 
 
-def _available_memory(meminfo: Path = Path("/proc/meminfo")) -> int:
+def available_memory(meminfo: Path = Path("/proc/meminfo")) -> int:
     """Bytes that can be had without swapping; 0 where the system doesn't tell."""
     try:
         for line in meminfo.read_text().splitlines():
