@@ -277,6 +277,7 @@ def memref_type(
     shape: Sequence[int | str], element: str, strides: Sequence[int] | None = None
 ) -> str:
     """`memref<?x64xf32>`; with strides (in elements, all known) `memref<..., strided<[..]>>`."""
+    element = "i8" if element == "q8_0" else element  # blocks of bytes
     dims = "x".join("?" if isinstance(s, str) else str(s) for s in shape)
     body = f"{dims}x{element}" if dims else element
     if strides is None or list(strides) == contiguous_strides(shape):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from bessemer.artifact.layout import (
@@ -17,7 +17,7 @@ from bessemer.artifact.work import Work
 from bessemer.codegen import kernels as _kernels  # noqa: F401  (registers them)
 from bessemer.codegen.barriers import place_barriers, verify_barriers
 from bessemer.codegen.group import KERNELS, CodegenTarget, GroupSpec, emit_group
-from bessemer.codegen.hot import PANEL_OPERAND, is_hot
+from bessemer.codegen.hot import PANEL_OPERAND, is_attention, is_hot
 from bessemer.codegen.main_graph import PlannedCall, emit_main_graph, plan_calls
 from bessemer.codegen.memory import ArenaPlan, plan_arena
 from bessemer.codegen.payload import emit_generic_group, emit_payload
@@ -77,7 +77,8 @@ def generate(prefill: Graph, decode: Graph, options: GenerateOptions) -> Generat
     graphs = {"forward_prefill": prefill, "forward_decode": decode}
     weights, expressions = _weights(list(graphs.values()), options)
     state = _state_layout(prefill, options)
-    hot: Callable[[Node], bool] = is_hot if options.schedule == "kernels" else lambda node: False
+    generic = options.schedule == "generic"
+    hot = is_attention if generic else is_hot
     modules: dict[str, str] = {}
     payloads: dict[str, str] = {}
     thread_bytes = 0
@@ -86,7 +87,7 @@ def generate(prefill: Graph, decode: Graph, options: GenerateOptions) -> Generat
     names: dict[str, list[str]] = {}
     for entry, graph in graphs.items():
         table = {w.name: w for w in weights}
-        program = Planner(graph, entry, table, state, options.target, hot).run()
+        program = Planner(graph, entry, table, state, options.target, hot, generic).run()
         programs[entry] = program
         text, functions[entry], names[entry], scratch = _groups(program, options.target, payloads)
         modules[entry.replace("forward", "groups")] = text

@@ -34,6 +34,11 @@ def is_hot(node: Node) -> bool:
     return True
 
 
+def is_attention(node: Node) -> bool:
+    """What is a group of its own in a generic schedule, too: it reads and writes the KV cache."""
+    return node.op in ("flash_attention", "gqa_decode_attention")
+
+
 def _label(node: Node) -> str:
     return node.loc.split(" ")[0] or node.op
 
@@ -106,7 +111,7 @@ def _kv_update(planner: Planner, node: Node, entry: int, slots: View) -> str:
     resource = f"kv[{entry}]"
     _, k, v, positions = (planner.read(x) for x in node.inputs[:4])
     planner.call(
-        "kv_update",
+        "generic_kv_update" if planner.plain_attention else "kv_update",
         [(k, "in"), (v, "in"), (positions, "in"), (slots, "in"), (planner.state_memory(), "state")],
         label=_label(node),
         literals={"entry": entry},
@@ -125,7 +130,7 @@ def _flash_attention(planner: Planner, node: Node) -> None:
     accesses += [(planner.read(x), "weight") for x in node.inputs[4:]]
     accesses.append((planner.write(node.out), "out"))
     planner.call(
-        "flash_attention",
+        "generic_attention" if planner.plain_attention else "flash_attention",
         accesses,
         label=_label(node),
         attrs=attrs,
@@ -136,6 +141,9 @@ def _flash_attention(planner: Planner, node: Node) -> None:
 
 @expands("gqa_decode_attention")
 def _decode_attention(planner: Planner, node: Node) -> None:
+    if planner.plain_attention:
+        _flash_attention(planner, node)
+        return
     attrs, literals, slots = _attention_parts(planner, node)
     resource = _kv_update(planner, node, literals["entry"], slots)
     q, positions = planner.read(node.inputs[0]), planner.read(node.inputs[3])

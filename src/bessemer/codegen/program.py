@@ -91,11 +91,13 @@ class Planner:
         state: StateLayout,
         target: CodegenTarget,
         is_hot: Callable[[Node], bool],
+        plain_attention: bool = False,
     ) -> None:
         self.graph = graph
         self.target = target
         self.state = state
         self.program = Program(name)
+        self.plain_attention = plain_attention  # by the loops of payload.attention
         self._weights = weights
         self._views: dict[Value, View] = {}
         self._entries = {layer.layer: i for i, layer in enumerate(state.layers)}

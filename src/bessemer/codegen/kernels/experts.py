@@ -17,7 +17,8 @@ from bessemer.artifact.layout import PANEL_ROWS
 from bessemer.codegen.emit import Fn
 from bessemer.codegen.group import CodegenTarget, GroupSpec, Kernel, Operand, register
 from bessemer.codegen.kernels.activation import FloatOps, activate, gate
-from bessemer.codegen.kernels.linear import panel_sums
+from bessemer.codegen.kernels.linear import row_reader
+from bessemer.codegen.kernels.panel import Panel
 from bessemer.codegen.kernels.tile import (
     K_BLOCK,
     PRODUCT_TYPE,
@@ -68,6 +69,10 @@ class Experts:
         return int(self.spec.operands[-1].shape[-1])
 
     @property
+    def depth(self) -> int:
+        return int(self.spec.operands[0].shape[-1])
+
+    @property
     def one_row(self) -> bool:
         return self.spec.operands[1].shape[0] == 1
 
@@ -78,10 +83,9 @@ class Experts:
     def part(self, f: Fn, part: int) -> list[str]:
         return [f.index(part)] if self.parts == 2 else []
 
-    def panel(self, f: Fn, expert: str, part: int, panel: str) -> Callable[[str], list[str]]:
-        """Indices of weight row k of a panel."""
-        lead = [expert, *self.part(f, part), panel]
-        return lambda k: [*lead, k]
+    def panel(self, f: Fn, lanes: int, expert: str, part: int, panel: str) -> Panel:
+        """One panel of an expert's weight."""
+        return Panel(f, lanes, *self.described(2), (expert, *self.part(f, part), panel))
 
     def described(self, index: int) -> tuple[str, Operand]:
         return f"%op{index}", self.spec.operands[index]
@@ -130,14 +134,9 @@ def _emit_one_row(f: Fn, group: Experts, target: CodegenTarget) -> None:
         expert = group.chosen(f, row, choice.iv)
         with f.loop("%begin", "%end") as panel:
             for part in range(group.parts):
-                sums = panel_sums(
-                    f,
-                    target,
-                    group.described(0),
-                    group.x_at(row, choice.iv),
-                    group.described(2),
-                    group.panel(f, expert, part, panel.iv),
-                )
+                x = row_reader(f, target, group.described(0), group.x_at(row, choice.iv))
+                weights = group.panel(f, target.lanes, expert, part, panel.iv)
+                sums = weights.product(x, group.depth)
                 for v, value in enumerate(sums):
                     at = f.index(v * target.lanes)
                     product.vstore(f, value, target.lanes, f.index(part), at)
@@ -211,10 +210,8 @@ def _slab(
         return f.div(found, choices), f.rem(found, choices)
 
     for part, output in enumerate(outputs):
-        index = group.panel(f, expert, part, panel)
-        block_product(
-            tile, index, group.described(2), count, output.name, lambda i: group.x_at(*pair(i))
-        )
+        weights = group.panel(f, tile.target.lanes, expert, part, panel)
+        block_product(tile, weights, count, output.name, lambda i: group.x_at(*pair(i)))
     with f.loop(f.index(0), count) as i:
 
         def products(width: int, column: str) -> list[str]:

@@ -1,6 +1,6 @@
 """y = residual + scale * act(x @ W.T + b), and the gated form act(x @ G.T + b) * (x @ U.T + c).
 
-Weights are panels [N/32][K][32] (gated: [2][N/32][K][32]); a thread takes a range of panels. Many
+Weights are panels (gated: [2] of them, see `panel`); a thread takes a range of panels. Many
 rows go through the register tile of `tile`; one row is a matrix-vector product that streams each
 panel once. Both end in the same epilogue, on vectors, or on scalars for the columns past N.
 """
@@ -14,6 +14,7 @@ from bessemer.artifact.layout import PANEL_ROWS
 from bessemer.codegen.emit import Fn
 from bessemer.codegen.group import CodegenTarget, GroupSpec, Kernel, Operand, register
 from bessemer.codegen.kernels.activation import FloatOps, activate, gate
+from bessemer.codegen.kernels.panel import Panel
 from bessemer.codegen.kernels.tile import (
     PRODUCT_TYPE,
     block_product,
@@ -23,10 +24,6 @@ from bessemer.codegen.kernels.tile import (
     scratch_view,
     weights_bytes,
 )
-
-# Weight rows per step of the matrix-vector loop: with four vectors a panel this gives eight
-# independent chains, as many as two FMA units of four cycles keep busy.
-MATVEC_UNROLL = 2
 
 
 @dataclass(frozen=True)
@@ -116,9 +113,9 @@ def _parts(spec: GroupSpec) -> int:
     return 2 if spec.kind == "glu_linear" else 1
 
 
-def _weight_index(fn: Fn, spec: GroupSpec, part: int, panel: str) -> Callable[[str], list[str]]:
-    lead = [fn.index(part)] if _parts(spec) == 2 else []
-    return lambda k: [*lead, panel, k]
+def _panel(fn: Fn, spec: GroupSpec, target: CodegenTarget, part: int, panel: str) -> Panel:
+    lead = (fn.index(part), panel) if _parts(spec) == 2 else (panel,)
+    return Panel(fn, target.lanes, *Operands.of(spec).w, lead)
 
 
 def _emit_tiled(fn: Fn, spec: GroupSpec, target: CodegenTarget) -> None:
@@ -137,8 +134,7 @@ def _emit_tiled(fn: Fn, spec: GroupSpec, target: CodegenTarget) -> None:
         fn.loop("%begin", "%end") as panels,
     ):
         for part, view in enumerate(views):
-            index = _weight_index(fn, spec, part, panels.iv)
-            block_product(tile, index, ops.w, "%rows", view)
+            block_product(tile, _panel(fn, spec, target, part, panels.iv), "%rows", view)
         with fn.loop(fn.index(0), "%rows") as row:
 
             def products(o: FloatOps, column: str) -> list[str]:
@@ -155,10 +151,14 @@ def _emit_matvec(fn: Fn, spec: GroupSpec, target: CodegenTarget) -> None:
     ops = Operands.of(spec)
     zero = fn.index(0)
     sums_type = f"memref<{PANEL_ROWS}xf32>"
+    depth = ops.x[1].shape[-1]
+    assert isinstance(depth, int)
     with fn.loop("%begin", "%end") as panels:
         sums = [
-            panel_sums(fn, target, ops.x, [zero], ops.w, _weight_index(fn, spec, p, panels.iv))
-            for p in range(_parts(spec))
+            _panel(fn, spec, target, part, panels.iv).product(
+                row_reader(fn, target, ops.x, [zero]), depth
+            )
+            for part in range(_parts(spec))
         ]
         views = []
         width = ops.out[1].shape[-1]
@@ -178,46 +178,12 @@ def _emit_matvec(fn: Fn, spec: GroupSpec, target: CodegenTarget) -> None:
         _columns(fn, spec, target, panels.iv, zero, products)
 
 
-def panel_sums(
-    fn: Fn,
-    target: CodegenTarget,
-    x: tuple[str, Operand],
-    row: list[str],
-    w: tuple[str, Operand],
-    index: Callable[[str], list[str]],
-) -> list[str]:
-    """x[row] @ panel.T: the panel's 32 sums, as vectors."""
-    lanes = target.lanes
-    vectors = PANEL_ROWS // lanes
-    depth = x[1].shape[-1]
-    assert isinstance(depth, int)
-    kind = f"vector<{lanes}xf32>"
-    zero = (fn.splat(0.0, lanes), kind)
-
-    def step(k: str, sums: list[str]) -> list[str]:
-        xk = fn.broadcast(fn.load(x[0], [*row, k], x[1].type), lanes)
-        at = index(k)
-        result = []
-        for v in range(vectors):
-            where = [*at, fn.index(v * lanes)]
-            wide = fn.vload(w[0], where, w[1].type, lanes, w[1].element)
-            result.append(fn.fma(wide, xk, sums[v], lanes))
-        return result
-
-    even = depth - depth % MATVEC_UNROLL
-    start = [zero] * (vectors * MATVEC_UNROLL)
-    with fn.loop(fn.index(0), fn.index(even), MATVEC_UNROLL, start) as loop:
-        carried: list[str] = []
-        for u in range(MATVEC_UNROLL):
-            carried += step(fn.offset(loop.iv, u), loop.args[u * vectors : (u + 1) * vectors])
-        loop.carry(*carried)
-    sums = loop.results[:vectors]
-    for u in range(1, MATVEC_UNROLL):
-        other = loop.results[u * vectors : (u + 1) * vectors]
-        sums = [fn.arith("addf", a, b, type_=kind) for a, b in zip(sums, other, strict=True)]
-    for k in range(even, depth):
-        sums = step(fn.index(k), sums)
-    return sums
+def row_reader(
+    fn: Fn, target: CodegenTarget, x: tuple[str, Operand], row: list[str]
+) -> Callable[[str], str]:
+    """x[row, k] in every lane, by k."""
+    name, operand = x
+    return lambda k: fn.broadcast(fn.load(name, [*row, k], operand.type), target.lanes)
 
 
 def emit(fn: Fn, spec: GroupSpec, target: CodegenTarget) -> None:

@@ -1,7 +1,6 @@
 """The register tile: rows of activations times one 32-row weight panel.
 
-`block_product` computes C[rows, 32] = X[rows, K] @ panel.T for one panel [K][32] of f32, f16 or
-bf16 weights. K is cut into blocks; of each, the panel is widened to f32 once and then used by every
+`block_product` computes C[rows, 32] = X[rows, K] @ panel.T for one panel of any format. K is cut into blocks; of each, the panel is widened to f32 once and then used by every
 tile of rows. Rows are addressed through a function, so that gathered rows (experts) use it too.
 """
 
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from bessemer.artifact.layout import PANEL_ROWS, align
 from bessemer.codegen.emit import Fn, memref_type
 from bessemer.codegen.group import CodegenTarget, Operand
+from bessemer.codegen.kernels.panel import Panel
 
 # Depth of a K block: 256 x 16 f32 = 16 KiB of widened weights, half of a 32 KiB L1, which leaves
 # room for the six rows of activations that stream by.
@@ -87,15 +87,14 @@ def open_tile(fn: Fn, target: CodegenTarget, x: str, x_operand: Operand, offset:
 
 def block_product(
     tile: Tile,
-    panel: Callable[[str], list[str]],
-    weight: tuple[str, Operand],
+    panel: Panel,
     rows: str,
     product: str,
     row_index: Callable[[str], list[str]] | None = None,
 ) -> None:
     """C[0:rows] = X @ panel.T into `product`, a memref<? x 32 x f32> of padded rows.
 
-    panel(k) gives the indices of weight row k of the panel; row_index(m) those of row m of x.
+    row_index(m) gives the indices of row m of x; None: [m].
     """
     fn = tile.fn
     depth = tile.x_operand.shape[-1]
@@ -103,7 +102,7 @@ def block_product(
     k_size = fn.index(depth)
     with fn.loop(fn.index(0), k_size, K_BLOCK) as k_loop:
         size = fn.min(fn.index(K_BLOCK), fn.sub(k_size, k_loop.iv))
-        _widen(tile, panel, weight, k_loop.iv, size)
+        panel.widen(k_loop.iv, size, lambda k, column, value: _keep(tile, k, column, value))
         first = fn.cmp("eq", k_loop.iv, fn.index(0))
         with fn.loop(fn.index(0), rows, tile_shape(tile.target).rows) as m_loop:
             at = _tile_rows(tile, m_loop.iv, rows, row_index)
@@ -111,24 +110,12 @@ def block_product(
                 _tile(tile, at, m_loop.iv, n_loop.iv, k_loop.iv, size, first, product)
 
 
-def _widen(
-    tile: Tile,
-    panel: Callable[[str], list[str]],
-    weight: tuple[str, Operand],
-    k0: str,
-    size: str,
-) -> None:
-    """One K block of the panel as f32 [column block][k][columns]."""
-    fn, lanes = tile.fn, tile.target.lanes
-    name, operand = weight
-    with fn.loop(fn.index(0), size) as loop:
-        at = panel(fn.add(k0, loop.iv))
-        for column in range(0, PANEL_ROWS, lanes):
-            where = [*at, fn.index(column)]
-            wide = fn.vload(name, where, operand.type, lanes, operand.element)
-            block, inner = divmod(column, tile.columns)
-            to = [fn.index(block), loop.iv, fn.index(inner)]
-            fn.vstore(wide, tile.weights, to, tile.weights_type, lanes)
+def _keep(tile: Tile, k: str, column: int, value: str) -> None:
+    """Store widened weights as [column block][k][columns]."""
+    fn = tile.fn
+    block, inner = divmod(column, tile.columns)
+    to = [fn.index(block), k, fn.index(inner)]
+    fn.vstore(value, tile.weights, to, tile.weights_type, tile.target.lanes)
 
 
 def _tile_rows(
