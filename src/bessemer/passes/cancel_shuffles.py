@@ -12,6 +12,7 @@ import numpy as np
 from bessemer.graph import Node, Value, emit
 from bessemer.graph.schema import build_from
 from bessemer.passes import views
+from bessemer.passes.attributes import fixed
 from bessemer.passes.base import RulePass, Uses
 from bessemer.passes.linear_forms import linear_form
 
@@ -35,8 +36,7 @@ class CancelShuffles(RulePass):
 
 def _unshuffled(x: Value) -> tuple[Value, np.ndarray]:
     """y and p with x = y[..., p]."""
-    width = x.shape[-1]
-    assert isinstance(width, int)
+    width = fixed(x.shape[-1])
     if x.op == "concat" and x.node.attrs["axis"] == -1:
         parts, orders, at = [], [], 0
         for part in x.node.inputs:

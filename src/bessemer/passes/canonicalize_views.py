@@ -12,12 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from bessemer.graph import Node, Shape, Size, Value, emit, schema_of
-from bessemer.graph.core import Attr
-from bessemer.graph.dims import Dim
+from bessemer.graph import Node, Shape, Value, emit, schema_of
 from bessemer.graph.ops.elementwise import broadcast
 from bessemer.graph.schema import build_from
 from bessemer.passes import views
+from bessemer.passes.attributes import fixed, int_of, ints_of, size_of
 from bessemer.passes.base import RulePass, Uses
 
 
@@ -50,9 +49,7 @@ def _keep_reduced_axes(node: Node) -> Value | None:
     (x,) = node.inputs
     if "keepdims" not in schema_of(x.op).attrs or x.node.attrs["keepdims"]:
         return None
-    axes = x.node.attrs["axes"]
-    source = x.node.inputs[0]
-    assert isinstance(axes, tuple)
+    axes, source = ints_of(x.node, "axes"), x.node.inputs[0]
     kept = tuple(1 if i - len(source.shape) in axes else s for i, s in enumerate(source.shape))
     if kept != node.types[0].shape:
         return None
@@ -87,58 +84,42 @@ def _expand(node: Node) -> Value | None:
     return None
 
 
-def _minus(a: Size, b: Size) -> Size:
-    return a + (-b if isinstance(b, int) else b * -1)
-
-
 def _slice(node: Node) -> Value | None:
     (x,) = node.inputs
     if x.shape == node.types[0].shape and node.attrs["step"] == 1:
         return x
-    start, stop, step = (node.attrs[k] for k in ("start", "stop", "step"))
     if x.op == "slice" and x.node.attrs["axis"] == node.attrs["axis"]:
         return _slice_of_slice(node, x)
     if x.op == "concat" and x.node.attrs["axis"] == node.attrs["axis"]:
-        return _slice_of_concat(node, x, start, stop, step)
+        return _slice_of_concat(node, x)
     return None
 
 
 def _slice_of_slice(node: Node, x: Value) -> Value | None:
     if x.node.attrs["step"] != 1:
         return None
-    base = x.node.attrs["start"]
-    start, stop = (node.attrs[k] for k in ("start", "stop"))
-    assert isinstance(base, (int, Dim))
-    assert isinstance(start, (int, Dim))
-    assert isinstance(stop, (int, Dim))
-    moved = {**node.attrs, "start": start + base, "stop": stop + base}
+    base = size_of(x.node, "start")
+    moved = {**node.attrs, **{k: size_of(node, k) + base for k in ("start", "stop")}}
     return build_from("slice", x.node.inputs, moved, node.loc).out
 
 
-def _slice_of_concat(node: Node, x: Value, start: Attr, stop: Attr, step: Attr) -> Value | None:
+def _slice_of_concat(node: Node, x: Value) -> Value | None:
     """The part that holds the whole range, if one does."""
-    at: Size = 0
-    axis = x.node.attrs["axis"]
-    assert isinstance(axis, int)
-    for part in x.node.inputs:
-        size = part.shape[axis]
-        sizes = (at, size, start, stop)
-        if not all(isinstance(s, int) for s in sizes):
-            return None
-        assert isinstance(at, int)
-        assert isinstance(size, int)
-        assert isinstance(start, int)
-        assert isinstance(stop, int)
+    axis = int_of(node, "axis")
+    sizes = [part.shape[axis] for part in x.node.inputs]
+    if not all(isinstance(s, int) for s in (*sizes, node.attrs["start"], node.attrs["stop"])):
+        return None
+    start, stop, at = int_of(node, "start"), int_of(node, "stop"), 0
+    for part, size in zip(x.node.inputs, map(fixed, sizes), strict=True):
         if at <= start and stop <= at + size:
-            moved = {"axis": axis, "start": start - at, "stop": stop - at, "step": step}
+            moved = {**node.attrs, "start": start - at, "stop": stop - at}
             return build_from("slice", (part,), moved, node.loc).out
         at += size
     return None
 
 
 def _concat(node: Node) -> Value | None:
-    axis = node.attrs["axis"]
-    assert isinstance(axis, int)
+    axis = int_of(node, "axis")
     parts: list[Value] = []
     for part in node.inputs:
         if part.shape[axis] == 0:

@@ -1,8 +1,4 @@
-"""Matrix products with weights are linear layers: x @ w.T = linear(x, w), x @ w = linear(x, w.T),
-x @ w.T + b = linear(x, w, b).
-
-The transpose of a weight is arithmetic on parameters and is done when the weights are stored.
-"""
+"""Matrix products with weights are linear layers: x @ w.T + b = linear(x, w, b) (addmm)."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ from bessemer.passes.params import ParamExpressions
 
 @dataclass(frozen=True)
 class ClassicFusion(Pass):
-    """x @ w.T + b = linear(x, w, b); transposed sides of other products become an attribute."""
+    """x @ w.T + b = linear(x, w, b)."""
 
     name: ClassVar[str] = "classic_fusion"
 
@@ -27,7 +23,7 @@ class ClassicFusion(Pass):
 
         def rule(node: Node, uses: Uses) -> Value | None:
             if node.op == "matmul":
-                return _linear(node, is_weight) or _transposed_side(node)
+                return _linear(node, is_weight)
             if node.op == "add":
                 return _bias(node, uses, is_weight)
             return None
@@ -36,21 +32,11 @@ class ClassicFusion(Pass):
 
 
 def _linear(node: Node, is_weight: ParamExpressions) -> Value | None:
-    """x @ w = linear(x, w.T) for a weight w[K, N]."""
+    """x @ w.T = linear(x, w) for a weight w[N, K]."""
     x, w = node.inputs
-    if len(w.shape) != 2 or not is_weight(w) or is_weight(x):
+    if not node.attrs["transpose_b"] or len(w.shape) != 2 or not is_weight(w) or is_weight(x):
         return None
-    return emit("linear", x, w if node.attrs["transpose_b"] else views.permute(w, (1, 0)))
-
-
-def _transposed_side(node: Node) -> Value | None:
-    """a @ b.T without the transpose."""
-    a, b = node.inputs
-    rank = len(b.shape)
-    swapped = (*range(rank - 2), rank - 1, rank - 2)
-    if b.op != "permute" or views.perm_of(b) != swapped:
-        return None
-    return emit("matmul", a, b.node.inputs[0], transpose_b=not node.attrs["transpose_b"])
+    return emit("linear", x, w)
 
 
 def _bias(node: Node, uses: Uses, is_weight: ParamExpressions) -> Value | None:

@@ -10,6 +10,7 @@ from typing import ClassVar
 from bessemer.graph import Node, Value
 from bessemer.graph.ops.elementwise import ACTIVATIONS
 from bessemer.graph.schema import build_from
+from bessemer.passes.attributes import float_of
 from bessemer.passes.base import RulePass, Uses
 from bessemer.passes.pattern import scalar_of
 
@@ -53,8 +54,7 @@ def _scale(node: Node, uses: Uses) -> Value | None:
             continue
         if node.op == "div" and y != node.inputs[0]:
             continue
-        held = y.node.attrs["scale"]
-        assert isinstance(held, float)
+        held = float_of(y.node, "scale")
         scale = held / number if node.op == "div" else held * number
         return build_from("linear", y.node.inputs, {**y.node.attrs, "scale": float(scale)}).out
     return None

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from bessemer.graph import Graph, Node, Value, emit
 from bessemer.passes import views
+from bessemer.passes.attributes import fixed
 from bessemer.passes.base import Pass, substitute, use_counts
 from bessemer.passes.merge_gate_up import gate_and_up
 from bessemer.passes.merge_qkv import is_plain_linear
@@ -41,9 +42,9 @@ def _glu(
     y = gate.node.inputs[0]
     if up.node.inputs[0] != y or counts[y] != 2 or not is_plain_linear(y.node, is_weight):
         return None
-    width = gate.shape[-1]
+    width = fixed(gate.shape[-1])
     ranges = [views.bounds(gate), views.bounds(up)]
-    if y.shape[-1] != 2 * width or sorted(ranges) != [(0, width), (width, 2 * width)]:  # type: ignore[operator]
+    if y.shape[-1] != 2 * width or sorted(ranges) != [(0, width), (width, 2 * width)]:
         return None
     x, *weights = y.node.inputs
     stacked = []

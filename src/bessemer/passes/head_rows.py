@@ -14,6 +14,7 @@ from typing import ClassVar
 from bessemer.graph import Graph, Node, Value, emit
 from bessemer.graph.schema import build_from
 from bessemer.passes import views
+from bessemer.passes.attributes import fixed
 from bessemer.passes.base import Pass, substitute, use_counts
 from bessemer.passes.params import ParamExpressions
 
@@ -58,10 +59,9 @@ def _are_parts(users: list[Node]) -> bool:
 
 def _rows_of_heads(y: Value, part: Node) -> Value:
     x, *weights = y.node.inputs
-    heads = part.types[0].shape[-2]
+    heads = fixed(part.types[0].shape[-2])
     width = part.inputs[0].shape[-1]
     start, stop = views.bounds(part.out)
-    assert isinstance(heads, int)
     chosen = []
     for w in weights:
         lead = emit("reshape", w, shape=(heads, width, *w.shape[1:]))

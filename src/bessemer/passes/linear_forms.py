@@ -17,6 +17,7 @@ import numpy as np
 from bessemer.graph import Node, Value
 from bessemer.graph.dims import Size
 from bessemer.passes import views
+from bessemer.passes.attributes import fixed, int_of
 from bessemer.passes.pattern import scalar_of
 
 # Sums with more terms, or expressions with more ops, are not rotary embeddings.
@@ -149,24 +150,21 @@ class _Tracer:
 
     def slice(self, node: Node, trailing: tuple[int, ...]) -> Form | None:
         (x,) = node.inputs
-        axis, start, stop, step = (node.attrs[k] for k in ("axis", "start", "stop", "step"))
+        axis, step = int_of(node, "axis"), int_of(node, "step")
         inner = _static(x.shape[len(x.shape) - len(trailing) :])
-        assert isinstance(axis, int)
         if -axis > len(trailing) or inner is None:
             return None
         where = [slice(None)] * len(inner)
-        where[axis] = slice(start, stop, step)
+        where[axis] = slice(int_of(node, "start"), int_of(node, "stop"), step)
         return tuple(t.arrays(lambda a: a[tuple(where)]) for t in self.trace(x, inner))
 
     def concat(self, node: Node, trailing: tuple[int, ...]) -> Form | None:
-        axis = node.attrs["axis"]
-        assert isinstance(axis, int)
+        axis = int_of(node, "axis")
         if -axis > len(trailing):
             return None
         at, terms = 0, []
         for part in node.inputs:
-            size = part.shape[axis]
-            assert isinstance(size, int)
+            size = fixed(part.shape[axis])
             inner = list(trailing)
             inner[axis] = size
             widths = [(0, 0)] * len(trailing)

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from bessemer.graph import Graph, Node, Value, constant, emit
 from bessemer.passes import views
+from bessemer.passes.attributes import fixed
 from bessemer.passes.base import Pass, substitute
 from bessemer.passes.params import ParamExpressions, stack_rows
 
@@ -53,8 +54,7 @@ def merged(nodes: Sequence[Node], loc: str) -> list[Value]:
     whole = emit("linear", x, *weights, has_bias=has_bias, loc=loc)
     parts, at = [], 0
     for node in nodes:
-        width = node.types[0].shape[-1]
-        assert isinstance(width, int)
+        width = fixed(node.types[0].shape[-1])
         parts.append(views.slice_last(whole, at, at + width))
         at += width
     return parts

@@ -25,6 +25,7 @@ from bessemer.passes.common_subexpressions import CommonSubexpressions
 from bessemer.passes.dead_code import DeadCode
 from bessemer.passes.decode_attention import DecodeAttention
 from bessemer.passes.drop_batch import DropBatch
+from bessemer.passes.eliminate_transpose import EliminateTranspose
 from bessemer.passes.fold_constants import FoldConstants
 from bessemer.passes.fold_weights import FoldWeights
 from bessemer.passes.fuse_epilogues import FuseEpilogues
@@ -58,6 +59,7 @@ PHASES: dict[str, tuple[Pass, ...]] = {
         CommonSubexpressions(),
     ),
     "recognise": (
+        EliminateTranspose(),
         ClassicFusion(),
         Activations(),
         LayerNorm(),

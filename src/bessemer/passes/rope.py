@@ -16,6 +16,7 @@ import numpy as np
 
 from bessemer.graph import Node, Shape, Value, constant, emit
 from bessemer.passes import views
+from bessemer.passes.attributes import fixed
 from bessemer.passes.base import RulePass, Uses
 from bessemer.passes.linear_forms import Form, Term, linear_form
 
@@ -39,7 +40,7 @@ def _rotated(value: Value) -> Value | None:
     form = linear_form(value)
     if form is None or not any(t.table is not None for t in form):
         return None
-    rotation = _rotation(form, value.shape[-1])
+    rotation = _rotation(form, fixed(value.shape[-1]))
     return _emit_rope(rotation, value.shape) if rotation else None
 
 
@@ -86,8 +87,7 @@ class _Rotation:
     order: np.ndarray
 
 
-def _rotation(form: Form, width: object) -> _Rotation | None:
-    assert isinstance(width, int)
+def _rotation(form: Form, width: int) -> _Rotation | None:
     products = [t for t in form if t.table is not None]
     first = products[0]
     for x in (first.source, first.table):
@@ -227,10 +227,9 @@ def _columns(table: Value, columns: np.ndarray, factor: float) -> Value:
 
 def _ordered(y: Value, order: np.ndarray) -> Value:
     """y[..., order] for the first elements of y; views where the order splits odd from even."""
-    count, width = len(order), y.shape[-1]
+    count, width = len(order), fixed(y.shape[-1])
     if (order == np.arange(count)).all():
         return y
-    assert isinstance(width, int)
     lead = y.shape[:-1]
     if count == width and (order == np.arange(width).reshape(-1, 2).T.reshape(-1)).all():
         rank = len(lead)

@@ -11,6 +11,7 @@ from typing import ClassVar
 from bessemer.graph import Dim, DType, Graph, GraphError, Node, Value, emit, schema_of, topological
 from bessemer.graph.schema import build_from
 from bessemer.passes import views
+from bessemer.passes.attributes import axes_of
 from bessemer.passes.base import Pass
 
 ROWS_INPUT = "output_rows"
@@ -140,9 +141,7 @@ class _Sinking:
         if schema_of(node.op).elementwise:
             return all(len(v.shape) == rank for v in node.inputs if self._has_rows(v))
         if node.op in _ALONG:
-            axes = node.attrs.get("axes", (node.attrs.get("axis", -1),))
-            assert isinstance(axes, tuple)
-            return -len(node.inputs[0].shape) not in axes
+            return -len(node.inputs[0].shape) not in axes_of(node)
         if node.op == "permute":
             return views.perm_of(node.out)[0] == 0
         if self._repeats_one_row(node):

@@ -13,6 +13,7 @@ from typing import ClassVar
 from bessemer.graph import Graph, Node, Value, emit, schema_of
 from bessemer.graph.schema import build_from
 from bessemer.passes import views
+from bessemer.passes.attributes import int_of, ints_of
 from bessemer.passes.base import Pass, Result, Uses, settle
 from bessemer.passes.canonicalize_views import CanonicalizeViews
 
@@ -109,7 +110,7 @@ def _sink_joined(node: Node, perm: Perm) -> Value | None:
         operands.append(inner)
     attrs = dict(node.attrs)
     if node.op == "concat":
-        attrs["axis"] = _renamed(node.attrs["axis"], perm)
+        attrs["axis"] = _renamed(int_of(node, "axis"), perm)
     return views.permute(build_from(node.op, operands, attrs, node.loc).out, perm)
 
 
@@ -132,24 +133,22 @@ def _unpermuted(value: Value, perm: Perm) -> Value | None:
     return None
 
 
-def _renamed(axis: object, perm: Perm) -> int:
+def _renamed(axis: int, perm: Perm) -> int:
     """The axis of the source that `axis` of the permuted value is; both negative."""
-    assert isinstance(axis, int)
     return perm[axis] - len(perm)
 
 
 def _sink_along(node: Node, perm: Perm) -> Value | None:
     attrs = dict(node.attrs)
-    axes = attrs.get("axes")
-    if axes is None:
-        attrs["axis"] = _renamed(attrs["axis"], perm)
-    else:
-        assert isinstance(axes, tuple)
+    if "axes" in attrs:
+        axes = ints_of(node, "axes")
         attrs["axes"] = tuple(_renamed(a, perm) for a in axes)
         if not attrs["keepdims"]:
             gone = {perm[a] for a in axes}
             left = [p for p in perm if p not in gone]
             perm = tuple(sorted(left).index(p) for p in left)
+    else:
+        attrs["axis"] = _renamed(int_of(node, "axis"), perm)
     inner = build_from(node.op, (node.inputs[0].node.inputs[0],), attrs, node.loc).out
     return views.permute(inner, perm)
 

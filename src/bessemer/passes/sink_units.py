@@ -12,6 +12,7 @@ from typing import ClassVar
 from bessemer.graph import Graph, Node, Value, schema_of
 from bessemer.graph.schema import build_from
 from bessemer.passes import views
+from bessemer.passes.attributes import axes_of, ints_of
 from bessemer.passes.base import Pass, Uses, settle
 from bessemer.passes.canonicalize_views import CanonicalizeViews
 
@@ -58,7 +59,7 @@ def sink(node: Node, uses: Uses) -> Value | tuple[Value, ...] | None:
     elif node.op == "permute":
         attrs["perm"] = tuple(p - 1 for p in views.perm_of(node.out)[1:])
     elif node.op == "pad":
-        attrs["low"], attrs["high"] = attrs["low"][1:], attrs["high"][1:]  # type: ignore[index]
+        attrs.update({side: ints_of(node, side)[1:] for side in ("low", "high")})
     inner = build_from(node.op, operands, attrs, node.loc)
     return tuple(lift(v) for v in inner.outputs)
 
@@ -95,10 +96,7 @@ def _strip_ranked(node: Node, least: dict[int, int]) -> Operands:
 
 def _along_axis(node: Node) -> Operands:
     """Ops along negative axes: all operands, unless the leading axis is one of these."""
-    axes = node.attrs["axes"] if "axes" in node.attrs else (node.attrs.get("axis", -1),)
-    rank = len(node.inputs[0].shape)
-    assert isinstance(axes, tuple)
-    if -rank in axes:
+    if -len(node.inputs[0].shape) in axes_of(node):
         return None
     return _strip_ranked(node, dict.fromkeys(range(len(node.inputs)), 2))
 
@@ -135,10 +133,8 @@ def _expand(node: Node) -> Operands:
 
 
 def _pad(node: Node) -> Operands:
-    low, high = node.attrs["low"], node.attrs["high"]
-    assert isinstance(low, tuple)
-    assert isinstance(high, tuple)
-    return _strip_ranked(node, {0: 2}) if low[0] == high[0] == 0 else None
+    untouched = ints_of(node, "low")[0] == ints_of(node, "high")[0] == 0
+    return _strip_ranked(node, {0: 2}) if untouched else None
 
 
 def _linear(node: Node) -> Operands:

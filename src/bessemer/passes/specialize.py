@@ -13,6 +13,7 @@ from bessemer.graph import Graph, Node, Size, Value
 from bessemer.graph.core import Attr
 from bessemer.graph.dims import Dim
 from bessemer.graph.schema import build_from
+from bessemer.passes.attributes import int_of
 from bessemer.passes.base import Pass
 
 
@@ -46,9 +47,7 @@ class Specialize(Pass):
     def _is_whole(node: Node, operands: tuple[Value, ...]) -> bool:
         """Whether the rows can only be the only row there is."""
         x, rows = operands
-        axis = node.attrs["axis"]
-        assert isinstance(axis, int)
-        return x.shape[axis] == 1 and rows.shape == (1,)
+        return x.shape[int_of(node, "axis")] == 1 and rows.shape == (1,)
 
 
 def _substituted(value: Attr, sizes: Mapping[str, Size]) -> Attr:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from bessemer.graph import Dim, Shape, Size, Value, emit
 from bessemer.graph.dims import product
+from bessemer.passes.attributes import int_of, ints_of
 
 VIEWS = frozenset({"reshape", "permute", "expand", "slice"})
 
@@ -48,9 +49,7 @@ def concat(parts: Sequence[Value], axis: int) -> Value:
 
 def perm_of(x: Value) -> tuple[int, ...]:
     """The permutation of a permute."""
-    perm = x.node.attrs["perm"]
-    assert isinstance(perm, tuple)
-    return perm
+    return ints_of(x.node, "perm")
 
 
 def inverse(perm: Sequence[int]) -> tuple[int, ...]:
@@ -128,7 +127,4 @@ def is_last_slice(x: Value) -> bool:
 
 def bounds(x: Value) -> tuple[int, int]:
     """Start and stop of a slice with fixed bounds."""
-    start, stop = x.node.attrs["start"], x.node.attrs["stop"]
-    assert isinstance(start, int)
-    assert isinstance(stop, int)
-    return start, stop
+    return int_of(x.node, "start"), int_of(x.node, "stop")
