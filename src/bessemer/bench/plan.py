@@ -15,7 +15,7 @@ PREFILL, DECODE = "forward_prefill", "forward_decode"
 
 
 @dataclass(frozen=True)
-class Test:
+class Trial:
     """kind: "pp" or "tg".  tokens: fed while the clock runs.  depth: held before."""
 
     kind: str
@@ -54,7 +54,7 @@ class Demand:
     cache_bytes: int
 
     @classmethod
-    def of(cls, test: Test, work: Work, chunk: int) -> Demand:
+    def of(cls, test: Trial, work: Work, chunk: int) -> Demand:
         steps, entry = list(test.steps(chunk)), test.entry
         return cls(
             sum(work.flops(entry, step) for step in steps),
@@ -65,7 +65,7 @@ class Demand:
 
 def plan(
     prompts: Sequence[int], generated: Sequence[int], depths: Sequence[int], context: int
-) -> list[Test]:
+) -> list[Trial]:
     """All combinations, in order and without repeats; a length of 0 leaves out its kind.
 
     Raises UsageError for a negative number, for nothing at all, and for what the context of the
@@ -74,7 +74,7 @@ def plan(
     if min([*prompts, *generated, *depths], default=0) < 0:
         raise UsageError("--prompt, --generate and --depth take numbers from 0")
     kinds = [("pp", n) for n in prompts if n] + [("tg", n) for n in generated if n]
-    tests = [Test(kind, count, depth) for depth in depths or (0,) for kind, count in kinds]
+    tests = [Trial(kind, count, depth) for depth in depths or (0,) for kind, count in kinds]
     if not tests:
         raise UsageError("nothing to measure: give --prompt or --generate a number above 0")
     for test in tests:

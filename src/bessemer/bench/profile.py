@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bessemer.artifact.work import OUTSIDE, POLL, ProfileLayout, Work
-from bessemer.bench.plan import Test
+from bessemer.bench.plan import Trial
 from bessemer.errors import UsageError
 
 NANO = 1e-9
@@ -40,7 +40,7 @@ class Profile:
     forward calls (Python, choosing the token, waking the threads). Seconds per forward call.
     """
 
-    test: Test
+    test: Trial
     threads: int
     groups: tuple[GroupTime, ...]
     poll: float
@@ -70,7 +70,7 @@ class Profile:
 
 
 def profile_of(
-    test: Test, threads: int, runs: Iterable[Sequence[Sequence[int]]], work: Work, chunk: int
+    test: Trial, threads: int, runs: Iterable[Sequence[Sequence[int]]], work: Work, chunk: int
 ) -> Profile:
     """runs: for each repeat of the test the words of each thread's table, which began at 0.
 

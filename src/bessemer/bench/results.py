@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bessemer.bench.machine import Peaks
-from bessemer.bench.plan import Demand, Test
+from bessemer.bench.plan import Demand, Trial
 from bessemer.bench.profile import Profile
 
 
@@ -18,7 +18,7 @@ class Result:
     not be measured.
     """
 
-    test: Test
+    test: Trial
     threads: int
     seconds: tuple[float, ...]
     demand: Demand

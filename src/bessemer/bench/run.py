@@ -13,7 +13,7 @@ from bessemer.artifact.manifest import is_artifact
 from bessemer.artifact.reader import Artifact, open_artifact
 from bessemer.artifact.work import Work, read_work
 from bessemer.bench.machine import Peaks, Probes, describe_machine
-from bessemer.bench.plan import Demand, Test, plan
+from bessemer.bench.plan import Demand, Trial, plan
 from bessemer.bench.profile import Profile, profile_of
 from bessemer.bench.protocol import Worker, WorkerError
 from bessemer.bench.results import MemoryUse, Report, Result
@@ -53,7 +53,7 @@ class Plan:
 class _Runs:
     """What the measuring process said of one test on one number of threads."""
 
-    test: Test
+    test: Trial
     threads: int
     seconds: list[float] = field(default_factory=list)
     profiles: list[list[list[int]]] = field(default_factory=list)

@@ -103,10 +103,8 @@ def memory_line(memory: MemoryUse) -> str:
 def profile_title(profile: Profile) -> str:
     """What a profile is of, and how much of it is waiting."""
     waiting = _percent(profile.waiting / (profile.total or 1.0))
-    return (
-        f"{profile.test.name}, {threads_text(profile.threads)}: {1e3 * profile.total:.3f} ms a forward "
-        f"call, {waiting} of it waiting at barriers"
-    )
+    what = f"{profile.test.name}, {threads_text(profile.threads)}"
+    return f"{what}: {1e3 * profile.total:.3f} ms a forward call, {waiting} of it at barriers"
 
 
 def markdown(report: Report) -> str:
