@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from bessemer.importer.weights import WeightReader
     from bessemer.passes.pipeline import Lowered
 
-WEIGHT_FORMATS = ("f32", "f16", "bf16")
+WEIGHT_FORMATS = ("f32", "f16", "bf16", "q8_0")
 KV_FORMATS = ("f32", "f16")
 EMIT_FORMS = ("graph", "mlir", "llvm", "asm")
 # Tokens of a session unless asked otherwise (or the model's own maximum, where that is less).

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from tests.codegen.kernel_harness import CompiledKernel, codegen_target
 
-from bessemer.artifact.layout import PANEL_ROWS
+from bessemer.artifact import packing
+from bessemer.artifact.layout import StoredWeight
 from bessemer.codegen.group import ROWS, GroupSpec, Operand
 from bessemer.codegen.kernels import linear as _linear  # noqa: F401
 from bessemer.graph import DType, Env, TensorType, evaluate_node
@@ -14,27 +15,21 @@ from bessemer.graph.ops.elementwise import ACTIVATIONS
 from bessemer.graph.ops.fused import gated
 from bessemer.graph.schema import build, param
 
-FORMATS = ("f32", "f16", "bf16")
+FORMATS = ("f32", "f16", "bf16", "q8_0")
+
+
+def store(w: np.ndarray, dtype: str = "f32") -> tuple[np.ndarray, np.ndarray]:
+    """(panels as an artifact stores them, the float32 values that those are)."""
+    weight = StoredWeight.place("w", w.shape, dtype, "panels", 0)
+    data = np.concatenate(list(packing.pack(w, weight)))
+    return data.view(packing.ELEMENTS[dtype]).reshape(weight.stored_shape), packing.unpack(
+        data, weight
+    )
 
 
 def pack(w: np.ndarray) -> np.ndarray:
-    """[..., N, K] to panels [..., N/32, K, 32], missing rows zero."""
-    *lead, n, k = w.shape
-    panels = -(-n // PANEL_ROWS)
-    padded = np.zeros((*lead, panels * PANEL_ROWS, k), w.dtype)
-    padded[..., :n, :] = w
-    return np.ascontiguousarray(padded.reshape(*lead, panels, PANEL_ROWS, k).swapaxes(-1, -2))
-
-
-def store(w: np.ndarray, dtype: str) -> tuple[np.ndarray, np.ndarray]:
-    """(bits as they are stored, the float32 values that those bits are)."""
-    if dtype == "f16":
-        half = w.astype(np.float16)
-        return half, half.astype(np.float32)
-    if dtype == "bf16":
-        bits = (w.view(np.uint32) >> 16).astype(np.uint16)
-        return bits, (bits.astype(np.uint32) << 16).view(np.float32)
-    return w, w
+    """float32 panels."""
+    return store(w)[0]
 
 
 def linear_spec(
@@ -57,10 +52,10 @@ def linear_spec(
         }
     full.update(attrs)
     lead = (2,) if kind == "glu_linear" else ()
-    panels = -(-n // PANEL_ROWS)
+    stored = StoredWeight.place("w", (*lead, n, k), dtype, "panels", 0).stored_shape
     operands = [
         Operand("f32", (rows, k), (stride or k, 1)),
-        Operand(dtype, (*lead, panels, k, PANEL_ROWS), None, "weight"),
+        Operand(dtype, stored, None, "weight"),
     ]
     if full["has_bias"]:
         operands.append(Operand("f32", (*lead, n), None, "weight"))
@@ -75,7 +70,10 @@ def random(shape: tuple[int, ...], seed: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("lanes", [8, 4])
-@pytest.mark.parametrize(("k", "n", "dtype"), [(1, 1, "f32"), (17, 33, "f16"), (40, 96, "bf16")])
+@pytest.mark.parametrize(
+    ("k", "n", "dtype"),
+    [(1, 1, "f32"), (17, 33, "f16"), (40, 96, "bf16"), (7, 40, "q8_0"), (320, 33, "q8_0")],
+)
 def test_linear_sizes(k: int, n: int, dtype: str, lanes: int) -> None:
     target = codegen_target(lanes)
     tiled = CompiledKernel(linear_spec(k, n, dtype), target)
@@ -88,7 +86,7 @@ def test_linear_sizes(k: int, n: int, dtype: str, lanes: int) -> None:
         for kernel in kernels:
             for threads in (1, 2, 3):
                 out = np.full((rows, n), np.nan, np.float32)
-                kernel(rows, [x, pack(stored), out], threads=threads, order="reversed")
+                kernel(rows, [x, stored, out], threads=threads, order="reversed")
                 np.testing.assert_allclose(out, want, rtol=2e-5, atol=2e-5)
 
 
@@ -118,7 +116,7 @@ def test_gated(activation: str, rows: int | str) -> None:
     x, bias = random((count, k), 1), random((2, n), 2)
     stored, w = store(random((2, n, k), 3) * np.float32(0.2), "f16")
     out = np.full((count, n), np.nan, np.float32)
-    kernel(count, [x, pack(stored), bias, out], threads=2)
+    kernel(count, [x, stored, bias, out], threads=2)
     gate, up = x @ w[0].T + bias[0], x @ w[1].T + bias[1]
     want = gated(gate, up, {"activation": activation, "alpha": 1.702, "limit": 1.5})
     np.testing.assert_allclose(out, want, rtol=1e-4, atol=1e-4)
@@ -142,11 +140,13 @@ def test_small_integers_are_exact(dtype: str) -> None:
     k, n, rows = 515, 65, 11
     rng = np.random.default_rng(0)
     x = rng.integers(-4, 5, (rows, k)).astype(np.float32)
-    stored, w = store(rng.integers(-4, 5, (n, k)).astype(np.float32), dtype)
+    exact = rng.integers(-4, 5, (n, k)).astype(np.float32)
+    stored, w = store(exact, dtype)
+    assert np.array_equal(w, exact)
     want = (x.astype(np.int64) @ w.T.astype(np.int64)).astype(np.float32)
     for kernel, given in ((linear_spec(k, n, dtype), x), (linear_spec(k, n, dtype, 1), x[:1])):
         out = np.full((len(given), n), np.nan, np.float32)
-        CompiledKernel(kernel, codegen_target())(len(given), [given, pack(stored), out], threads=3)
+        CompiledKernel(kernel, codegen_target())(len(given), [given, stored, out], threads=3)
         assert np.array_equal(out, want[: len(given)])
 
 
@@ -155,7 +155,7 @@ def test_long_sum_of_ones() -> None:
     k = 4096
     kernel = CompiledKernel(linear_spec(k, 32, "f16"), codegen_target())
     out = np.zeros((2, 32), np.float32)
-    kernel(2, [np.ones((2, k), np.float32), pack(np.ones((32, k), np.float16)), out])
+    kernel(2, [np.ones((2, k), np.float32), store(np.ones((32, k), np.float32), "f16")[0], out])
     assert (out == 4096.0).all()
 
 
@@ -216,14 +216,14 @@ def test_embedding_and_row_selection(dtype: str) -> None:
     vocab, width = 70, 21
     stored, table = store(random((vocab, width), 0), dtype)
     operands = (
-        Operand(dtype, (3, width, PANEL_ROWS), None, "weight"),
+        Operand(dtype, stored.shape, None, "weight"),
         Operand("i64", (ROWS,)),
         Operand("f32", (ROWS, width), None, "out"),
     )
     ids = np.array([0, 69, 31, 32, 33, 5, 0], np.int64)
     out = np.full((len(ids), width), np.nan, np.float32)
     kernel = CompiledKernel(GroupSpec("embedding", operands), codegen_target())
-    kernel(len(ids), [pack(stored), ids, out], threads=3)
+    kernel(len(ids), [stored, ids, out], threads=3)
     assert np.array_equal(out, table[ids])
     picks = np.array([6, 2], np.int64)
     chosen = np.zeros((2, width), np.float32)

@@ -25,7 +25,15 @@ STATE_MAGIC = 0x314D5342  # "BSM1"
 HEADER_WORDS = 8  # magic, version, slot bytes, layers, named states, capacity, chunk, 0
 LAYER_WORDS = 4  # k offset, v offset (bytes from the slot's base), ring rows, 0
 
-STORAGE_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "i64": 8, "i32": 4, "bool": 1}
+# Depth of a q8_0 block: as in GGUF, 32 weights of a row share one f16 scale.
+Q8_DEPTH = 32
+# Bytes of one block of a q8_0 panel: 32 deep x 32 rows of int8, K-major, then the rows' 32 scales.
+# 17 whole cache lines, so that weights and scales are one aligned stream.
+Q8_SCALES_AT = Q8_DEPTH * PANEL_ROWS
+Q8_BLOCK_BYTES = Q8_SCALES_AT + 2 * PANEL_ROWS
+
+# Bytes of an element; q8_0 is counted in bytes, see `StoredWeight.stored_shape`.
+STORAGE_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "q8_0": 1, "i64": 8, "i32": 4, "bool": 1}
 
 
 def align(n: int, to: int = ALIGN) -> int:
@@ -38,7 +46,8 @@ class StoredWeight:
 
     shape: logical shape.  dtype: storage ("f32", "f16", "bf16", ...).
     layout: "plain" (row-major), or "panels": the last two dimensions [N, K] are kept as
-    [ceil(N/32)][K][32] with missing rows zero; leading dimensions stay outermost.
+    [ceil(N/32)][K][32] with missing rows zero; leading dimensions stay outermost. Panels of
+    q8_0 are [ceil(N/32)][ceil(K/32)][1088 bytes]: int8 [32][32] and f16 [32], missing depth zero.
     offset, nbytes: place in the file.
     """
 
@@ -54,7 +63,10 @@ class StoredWeight:
         if self.layout == "plain":
             return self.shape
         *lead, n, k = self.shape
-        return (*lead, -(-n // PANEL_ROWS), k, PANEL_ROWS)
+        panels = -(-n // PANEL_ROWS)
+        if self.dtype == "q8_0":
+            return (*lead, panels, -(-k // Q8_DEPTH), Q8_BLOCK_BYTES)
+        return (*lead, panels, k, PANEL_ROWS)
 
     @classmethod
     def place(

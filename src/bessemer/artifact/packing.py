@@ -12,9 +12,16 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from bessemer.artifact.layout import PANEL_ROWS, StoredWeight
+from bessemer.artifact.layout import (
+    PANEL_ROWS,
+    Q8_BLOCK_BYTES,
+    Q8_DEPTH,
+    Q8_SCALES_AT,
+    StoredWeight,
+)
 from bessemer.errors import CompileError
 from bessemer.quantize.floats import bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16
+from bessemer.quantize.q8_0 import encode
 
 # Numbers packed at a time: the temporaries (about 16 MiB) stay small beside any tensor, and
 # a block is large enough that Python's part in it doesn't show.
@@ -25,6 +32,7 @@ ELEMENTS: dict[str, np.dtype] = {
     "f32": np.dtype("<f4"),
     "f16": np.dtype("<u2"),
     "bf16": np.dtype("<u2"),
+    "q8_0": np.dtype("u1"),
     "i64": np.dtype("<i8"),
     "i32": np.dtype("<i4"),
     "bool": np.dtype("?"),
@@ -66,8 +74,50 @@ def _pack_panels(
         missing = -len(block) % PANEL_ROWS
         if missing:
             block = np.concatenate([block, np.zeros((missing, depth), block.dtype)])
+        if weight.dtype == "q8_0":
+            yield _bytes(_quantised_panels(block, weight))
+            continue
         panels = block.reshape(-1, PANEL_ROWS, depth).transpose(0, 2, 1)
         yield _bytes(np.ascontiguousarray(panels))
+
+
+def _quantised_panels(block: npt.NDArray[np.float32], weight: StoredWeight) -> np.ndarray:
+    """Rows [32 p, K] as q8_0 panels uint8 [p, ceil(K/32), 1088]."""
+    rows, depth = block.shape
+    missing = -depth % Q8_DEPTH
+    if missing:
+        block = np.concatenate([block, np.zeros((rows, missing), block.dtype)], axis=1)
+    scales, quantised = encode(block.reshape(rows, -1, Q8_DEPTH))
+    if not np.isfinite(scales).all():
+        raise _beyond_range(weight, float(np.nanmax(np.abs(block))), "--weights bf16 or f32")
+    panels, blocks = rows // PANEL_ROWS, quantised.shape[1]
+    out = np.empty((panels, blocks, Q8_BLOCK_BYTES), np.uint8)
+    by_panel = quantised.reshape(panels, PANEL_ROWS, blocks, Q8_DEPTH).transpose(0, 2, 3, 1)
+    flat = np.ascontiguousarray(by_panel).view(np.uint8)
+    out[..., :Q8_SCALES_AT] = flat.reshape(panels, blocks, -1)
+    row_scales = scales.reshape(panels, PANEL_ROWS, blocks).transpose(0, 2, 1)
+    out[..., Q8_SCALES_AT:] = np.ascontiguousarray(row_scales).view(np.uint8)
+    return out
+
+
+def _unpack_quantised(data: npt.NDArray[np.uint8], weight: StoredWeight) -> np.ndarray:
+    """float32 of q8_0 panels, in the logical shape."""
+    *lead, rows, depth = weight.shape
+    stored = data.reshape(-1, Q8_BLOCK_BYTES)
+    quantised = np.ascontiguousarray(stored[:, :Q8_SCALES_AT]).view(np.int8)
+    scales = np.ascontiguousarray(stored[:, Q8_SCALES_AT:]).view(np.float16).astype(np.float32)
+    values = quantised.reshape(-1, Q8_DEPTH, PANEL_ROWS).astype(np.float32) * scales[:, None, :]
+    blocks = -(-depth // Q8_DEPTH)
+    by_panel = values.reshape(*lead, -1, blocks * Q8_DEPTH, PANEL_ROWS)
+    by_row = np.moveaxis(by_panel, -1, -2).reshape(*lead, -1, blocks * Q8_DEPTH)
+    return np.ascontiguousarray(by_row[..., :rows, :depth])
+
+
+def _beyond_range(weight: StoredWeight, largest: float, advice: str) -> CompileError:
+    return CompileError(
+        f"weight {weight.name!r} holds {largest:g}, which is beyond the range of "
+        f"{weight.dtype}: compile with {advice}"
+    )
 
 
 def _bytes(array: np.ndarray) -> npt.NDArray[np.uint8]:
@@ -77,6 +127,8 @@ def _bytes(array: np.ndarray) -> npt.NDArray[np.uint8]:
 def _convert(block: np.ndarray, weight: StoredWeight, stored: bool) -> np.ndarray:
     """A block in the weight's storage type."""
     element = ELEMENTS[weight.dtype]
+    if weight.dtype == "q8_0":
+        return block.astype(np.float32, copy=False)  # quantised with the whole panel
     if stored or weight.dtype not in ("f16", "bf16"):
         return block.astype(element, copy=False)
     if weight.dtype == "bf16":
@@ -89,10 +141,7 @@ def _convert(block: np.ndarray, weight: StoredWeight, stored: bool) -> np.ndarra
     if lost.any() and np.isfinite(block[lost]).any():
         largest = float(np.max(np.abs(block[lost & np.isfinite(block)])))
         advice = "--weights bf16 or --weights f32" if weight.dtype == "f16" else "--weights f32"
-        raise CompileError(
-            f"weight {weight.name!r} holds {largest:g}, which is beyond the range of "
-            f"{weight.dtype}: compile with {advice}"
-        )
+        raise _beyond_range(weight, largest, advice)
     return bits
 
 
@@ -104,6 +153,8 @@ def unpack(data: npt.NDArray[np.uint8], weight: StoredWeight) -> np.ndarray:
     """
     if data.nbytes != weight.nbytes:
         raise ValueError(f"{weight.name}: {data.nbytes} bytes instead of {weight.nbytes}")
+    if weight.dtype == "q8_0":
+        return _unpack_quantised(data, weight)
     values = data.view(ELEMENTS[weight.dtype]).reshape(weight.stored_shape)
     if weight.dtype == "f16":
         values = f16_to_f32(values)

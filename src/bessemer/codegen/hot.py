@@ -148,6 +148,7 @@ def _decode_attention(planner: Planner, node: Node) -> None:
     resource = _kv_update(planner, node, literals["entry"], slots)
     q, positions = planner.read(node.inputs[0]), planner.read(node.inputs[3])
     heads = node.inputs[0].shape[-2]
+    assert isinstance(heads, int)
     shape = attention_decode.partial_shape(heads, attrs["kv_heads"], attrs["value_width"])
     partials = planner.temporary("partials", shape)
     split_attrs = {**attrs, "heads": heads}

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from bessemer.artifact.layout import PANEL_ROWS, STORAGE_BYTES, StoredWeight
+from bessemer.artifact.layout import PANEL_ROWS, StoredWeight
 from bessemer.artifact.packing import unpack
 from bessemer.artifact.reader import Artifact
 from bessemer.graph import Node, Value, evaluate_value, topological
@@ -29,7 +29,7 @@ def read_weight(artifact: Artifact, weight: StoredWeight) -> np.ndarray:
         return np.array(unpack(data, weight))
     *lead, rows, depth = weight.shape
     out = np.empty((math.prod(lead), rows, depth), np.float32)
-    panel_bytes = PANEL_ROWS * depth * STORAGE_BYTES[weight.dtype]
+    panel_bytes = StoredWeight.place("", (PANEL_ROWS, depth), weight.dtype, "panels", 0).nbytes
     step = PANEL_ROWS * max(1, BLOCK_NUMBERS // max(1, PANEL_ROWS * depth))
     per_matrix = -(-rows // PANEL_ROWS) * panel_bytes
     for i, matrix in enumerate(out):

@@ -1,7 +1,8 @@
 """The register tile: rows of activations times one 32-row weight panel.
 
-`block_product` computes C[rows, 32] = X[rows, K] @ panel.T for one panel of any format. K is cut into blocks; of each, the panel is widened to f32 once and then used by every
-tile of rows. Rows are addressed through a function, so that gathered rows (experts) use it too.
+`block_product` computes C[rows, 32] = X[rows, K] @ panel.T for one panel of any format. K is cut
+into blocks; of each, the panel is widened to f32 once and then used by every tile of rows. Rows are
+addressed through a function, so that gathered rows (experts) use it too.
 """
 
 from __future__ import annotations
