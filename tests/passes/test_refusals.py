@@ -262,6 +262,10 @@ def test_weights_of_weights_are_made_of_checkpoint_tensors():
             "a.q_a_proj_kv_a_proj_with_mqa.weight",
         ),
         ([f"m.experts.{i}.w1.weight" for i in range(8)], "m.experts.0_to_7.w1.weight"),
+        (
+            [f"m.experts.{i}.{w}_proj.weight" for i in range(8) for w in ("gate", "up")],
+            "m.experts.0_to_7.gate_up.weight",
+        ),
         (["q", "k", "v"], "qkv"),
     ],
 )

@@ -15,6 +15,8 @@ from bessemer.passes.params import ParamExpressions
 
 # The word that a weight made from a single parameter gets after the parameter's name.
 _DERIVED = {"permute": "transposed", "reshape": "stacked", "slice": "part"}
+# Up to so many names are joined to one; more are named by the first and the last.
+MAX_JOINED = 3
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,12 @@ def derived_name(value: Value) -> str:
     parts = [n.split(".") for n in names]
     head = _shared(parts, lambda p: p)
     tail = _shared([p[len(head) :] for p in parts], lambda p: p[::-1])[::-1]
-    middles = ["_".join(p[len(head) : len(p) - len(tail)]) for p in parts]
-    return ".".join([*head, _joined(middles), *tail])
+    middles = [p[len(head) : len(p) - len(tail)] for p in parts]
+    if len({len(m) for m in middles}) == 1:
+        middle = [_joined(column) for column in zip(*middles, strict=True)]
+    else:
+        middle = [_joined(["_".join(m) for m in middles])]
+    return ".".join([*head, *middle, *tail])
 
 
 def _shared(
@@ -81,15 +87,17 @@ def _shared(
     return words
 
 
-def _joined(middles: Sequence[str]) -> str:
+def _joined(words: Sequence[str]) -> str:
     """q_proj, k_proj, v_proj -> qkv;  gate_proj, up_proj -> gate_up;  0, 1, .., 7 -> 0_to_7."""
-    distinct = list(dict.fromkeys(middles))
-    words = [m.split("_") for m in distinct]
-    ending = _shared(words, lambda p: p[::-1])
-    short = ["_".join(w[: len(w) - len(ending)]) for w in words]
-    if all(m.isdigit() for m in short) and len(short) > 2:
-        return f"{short[0]}_to_{short[-1]}"
-    return ("" if all(len(m) == 1 for m in short) else "_").join(short)
+    distinct = list(dict.fromkeys(words))
+    if len(distinct) == 1:
+        return distinct[0]
+    if len(distinct) > MAX_JOINED:
+        return f"{distinct[0]}_to_{distinct[-1]}"
+    pieces = [w.split("_") for w in distinct]
+    ending = _shared(pieces, lambda p: p[::-1])
+    short = ["_".join(p[: len(p) - len(ending)]) for p in pieces]
+    return ("" if all(len(w) == 1 for w in short) else "_").join(short)
 
 
 def _unique(name: str, taken: set[str]) -> str:
