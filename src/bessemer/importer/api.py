@@ -16,7 +16,7 @@ from bessemer.graph import Graph, Node, TensorType, Value, param, verify
 from bessemer.importer import rope
 from bessemer.importer.architectures import SUPPORTED, check_config
 from bessemer.importer.capture import CausalLM, export
-from bessemer.importer.capture_errors import CaptureError
+from bessemer.importer.capture_errors import ModelRaised
 from bessemer.importer.checkpoint import Checkpoint, open_checkpoint
 from bessemer.importer.convert import Converted, convert, type_of
 from bessemer.importer.rows import check_rows
@@ -87,16 +87,18 @@ def import_model(source: Source, *, capture: str = "export") -> Imported:
         source = open_checkpoint(source)
     if isinstance(source, Checkpoint):
         check_config(source.config)
-        model = from_config(read_config(source.config))
+        config = read_config(source.config)
+        rope.log_default_base(source.config, config.get_text_config())
+        model = from_config(config)
         return _import_causal_lm(model, source, source.config, source.generation_config, capture)
     if isinstance(source, PreTrainedModel):
-        config = source.config.to_dict()
-        check_config(config)
+        stated = source.config.to_dict()
+        check_config(stated)
         generation = getattr(source, "generation_config", None)
         found = _import_causal_lm(
             _checked_copy(source),
             ModuleWeights(source),
-            config,
+            stated,
             {} if generation is None else generation.to_dict(),
             capture,
             module=source,
@@ -136,13 +138,12 @@ def _import_causal_lm(
         CausalLM(model), kind, checkpoint, aliases, capture, "model."
     )
     _every_layer_attends(converted.graph, model)
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return _imported(
         converted,
         config=config,
         generation_config=generation_config,
         checkpoint=checkpoint,
-        limit=limit,
+        limit=rope.context_limit(model.config.get_text_config()),
         rope=length_rope,
         capture=capture,
         parameters=parameters,
@@ -154,15 +155,15 @@ def _import_module(module: torch.nn.Module, capture: str) -> Imported:
     """Import a module with token ids and positions in, logits out."""
     name = type(module).__name__
     checkpoint = ModuleWeights(module)
-    errors: list[UnsupportedError] = []
+    errors = []
     for rank in (2, 1):
         copied = without_weights(module)
         try:
             converted, parameters = _converted(
                 copied, name, checkpoint, tied_names(copied), capture, "", rank
             )
-        except UnsupportedError as error:
-            errors.append(error)
+        except ModelRaised as error:
+            errors.append(error)  # perhaps it takes [T]
             continue
         limit = getattr(module, "max_position_embeddings", None)
         return _imported(
@@ -177,8 +178,7 @@ def _import_module(module: torch.nn.Module, capture: str) -> Imported:
             module=module,
             token_rank=rank,
         )
-    # what was captured got further than what was not, and says more
-    raise min(errors, key=lambda error: isinstance(error, CaptureError))
+    raise errors[0]
 
 
 def _converted(

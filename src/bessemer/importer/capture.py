@@ -101,7 +101,8 @@ def _check_guards(program: torch.export.ExportedProgram) -> None:
         frame = str(guard.sloc.framework_loc).replace("\\", "/")
         least = 2 if any(part in frame for part in _SHAPE_CODE) else 1
         if not _always(guard.expr, least):
-            found.append(f"{guard.expr} ({_place(guard.sloc)})")
+            tokens = dict.fromkeys(guard.expr.free_symbols, sympy.Symbol("T"))
+            found.append(f"{guard.expr.subs(tokens)} ({_place(guard.sloc)})")
     if found:
         raise CaptureError(
             "the model branches on the number of tokens, so one graph can't serve every length: "

@@ -23,6 +23,10 @@ class CaptureError(UnsupportedError):
     """torch.export or TorchDynamo can't make one graph of the model."""
 
 
+class ModelRaised(CaptureError):
+    """The model itself raised when it was called with the example inputs, or torch failed."""
+
+
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Without torch's log lines, warnings and prints: what went wrong is in the exception."""
@@ -71,7 +75,7 @@ def _user_line(error: BaseException) -> str:
 
 def graph_breaks(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> list[str]:
     """Every place where TorchDynamo can't go on, as `file:line: code: reason`."""
-    found = []
+    found: dict[str, str] = {}
     try:
         explained: Any = torch._dynamo.explain(module)(*inputs)
     except Exception:  # the first error is reported by the caller
@@ -84,9 +88,9 @@ def graph_breaks(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> l
         if text.startswith("generic_jump"):
             text = "control flow depends on the data"
         if own:
-            frame = own[-1]
-            found.append(f"{Path(frame.filename).name}:{frame.lineno}: {frame.line}: {text}")
-    return list(dict.fromkeys(found))
+            place = f"{Path(own[-1].filename).name}:{own[-1].lineno}: {own[-1].line}"
+            found[place] = text
+    return [f"{place}: {text}" for place, text in found.items()]
 
 
 def capture_error(
@@ -105,6 +109,6 @@ def capture_error(
         )
     tool = "TorchDynamo" if capture == "dynamo" else "torch.export"
     text = str(error).strip()[:_SHOWN]
-    return CaptureError(
+    return ModelRaised(
         f"{name}: {tool} can't capture it{_user_line(error)}: {type(error).__name__}: {text}"
     )

@@ -36,6 +36,7 @@ TOKENS = Dim.sym("T")
 INLINE_ELEMENTS = 1024
 # Higher-order ops that only set a mode: (target name, position of the inner graph).
 _REGIONS = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}
+_UNKNOWN = "no graph op for it"
 _SPLITS = ("chunk", "split", "split_with_sizes", "unbind", "tensor_split")
 
 
@@ -159,6 +160,11 @@ def _owner(node: torch.fx.Node) -> torch.fx.Node:
     return node
 
 
+def _region(node: torch.fx.Node) -> int | None:
+    """Where a higher-order op that only sets a mode has its inner graph."""
+    return _REGIONS.get(getattr(node.target, "__name__", ""), _REGIONS.get(str(node.target)))
+
+
 def _shares(node: torch.fx.Node) -> bool:
     """Whether a possible view did keep its operand's memory when it was traced."""
     values = [node.args[0].meta.get("val"), node.meta.get("val")]
@@ -268,7 +274,11 @@ class Converter:
     def state(self, node: torch.fx.Node, target: str) -> Slot:
         value = self.program.state_dict.get(target, self.program.constants.get(target))
         if value is not None and value.count_nonzero():
-            self.problems.add(node, f"the buffer {target} is written but does not start at zero")
+            self.problems.add(
+                node,
+                f"the buffer {target} is written but does not start at zero; reset it before "
+                "importing",
+            )
         type_ = type_of(node.meta["val"])
         name = target.removeprefix(self.prefix)
         slot = Slot(emit("state", name=name, dtype=type_.dtype, shape=type_.shape))
@@ -334,7 +344,10 @@ class Converter:
     def call(self, node: torch.fx.Node) -> None:
         """Convert one node, or note why it can't be."""
         if any(self.slots.get(n, self) is None for n in node.all_input_nodes):
-            self.slots[node] = None  # an operand failed already and is reported
+            # an operand failed and is reported; what is unknown by its name is too
+            self.slots[node] = None
+            if self.handler(node) is None and not self.is_plumbing(node):
+                self.problems.add(node, _UNKNOWN)
             return
         meta = node.meta.get("val")
         if isinstance(meta, (torch.SymInt, torch.SymBool, torch.SymFloat, int, bool)):
@@ -349,16 +362,14 @@ class Converter:
             self.slots[node] = None
 
     def convert(self, node: torch.fx.Node) -> Any:
-        name = str(node.target)
         if node.target is operator.getitem:
             return self.slots[node.args[0]][node.args[1]]
-        if getattr(node.target, "__name__", "") in _REGIONS or name in _REGIONS:
-            return self.region(node, name)
-        written = _mutated(node)
-        base, _, overload = name.rpartition(".")
-        handler = TABLE.get(f"{base.removesuffix('_')}.{overload}" if written else name)
+        if self.is_plumbing(node):
+            return self.region(node)
+        handler = self.handler(node)
         if handler is None:
-            raise NoMapping("no graph op for it")
+            raise NoMapping(_UNKNOWN)
+        written = _mutated(node)
         args = [self.argument(a) for a in node.args]
         kwargs = {k: self.argument(v) for k, v in node.kwargs.items() if k not in _IGNORED}
         builder = self.builder(node)
@@ -373,6 +384,17 @@ class Converter:
             outs = zip(result, builder.outs, strict=True)
             return [Slot(_checked(node, value, out)) for value, out in outs]
         return Slot(self.checked(node, builder, result))
+
+    def handler(self, node: torch.fx.Node) -> Handler | None:
+        """The table's function for a node; `mul_` is `mul`."""
+        name = str(node.target)
+        base, _, overload = name.rpartition(".")
+        in_place = _mutated(node) is not None
+        return TABLE.get(f"{base.removesuffix('_')}.{overload}" if in_place else name)
+
+    def is_plumbing(self, node: torch.fx.Node) -> bool:
+        """Whether a node only picks a result or holds an inner graph."""
+        return node.target is operator.getitem or _region(node) is not None
 
     def builder(self, node: torch.fx.Node) -> Builder:
         meta = node.meta["val"]
@@ -441,9 +463,10 @@ class Converter:
             inverse=lambda source, new: part_back(b, source, new, index, dim),
         )
 
-    def region(self, node: torch.fx.Node, name: str) -> Any:
+    def region(self, node: torch.fx.Node) -> Any:
         """The ops of an inner graph that only sets a mode (no_grad, autocast)."""
-        at = _REGIONS[getattr(node.target, "__name__", name)]
+        at = _region(node)
+        assert at is not None
         inner = self.slots[node.args[at]].graph
         operands = node.args[at + 1 :]
         holders = [n for n in inner.nodes if n.op == "placeholder"]

@@ -41,7 +41,14 @@ def reference_logits(source: Imported | Source, weights: Read | None = None) -> 
 
 def _skeleton(imported: Imported) -> torch.nn.Module:
     if imported.module is not None:
-        return without_weights(imported.module)
+        model = without_weights(imported.module)
+        for module in model.modules():  # buffers are still the module's own
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    module._buffers[name] = buffer.clone()
+        for state in imported.graph.updates:
+            model.get_buffer(state).zero_()
+        return model
     return from_config(read_config(imported.config))
 
 

@@ -9,12 +9,24 @@ input of that name.
 from __future__ import annotations
 
 import inspect
+import logging
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+log = logging.getLogger(__name__)
+
 LENGTH_DEPENDENT = ("dynamic", "longrope")
+# Where config.json may give the rotary base, beside an entry of the same names one level down.
+BASE_KEYS = (
+    "rope_theta",
+    "rotary_emb_base",
+    "global_rope_theta",
+    "local_rope_theta",
+    "rope_local_base_freq",
+)
 
 
 @torch.library.custom_op("bessemer::sequence_length", mutates_args=())
@@ -114,6 +126,41 @@ def _threshold(rotary: Any, layer_type: str | None) -> int:
     if _kinds(rotary)[layer_type] == "longrope":
         return int(values["original_max_position_embeddings"])
     return int(rotary.config.max_position_embeddings)
+
+
+def log_default_base(stated: Mapping[str, Any], config: Any) -> None:
+    """Say which rotary base is taken when a config.json (`stated`) names none: that of `config`,
+    which transformers made of it.
+    """
+    parameters = getattr(config, "rope_parameters", None)
+    if not parameters or _names_base(stated):
+        return
+    by_layer_type = [p for p in parameters.values() if isinstance(p, Mapping)]
+    bases = [p["rope_theta"] for p in by_layer_type or [parameters] if "rope_theta" in p]
+    taken = ", ".join(f"{base:g}" for base in bases)
+    log.warning("config.json: no rope_theta; taking %s's default, %s", config.model_type, taken)
+
+
+def _names_base(stated: Mapping[str, Any]) -> bool:
+    if any(stated.get(key) is not None for key in BASE_KEYS):
+        return True
+    return any(_names_base(part) for part in stated.values() if isinstance(part, Mapping))
+
+
+def context_limit(config: Any) -> int | None:
+    """The longest sequence that a model is made for, if its config says so.
+
+    Dynamic scaling begins past max_position_embeddings, and is meant for `factor` times as much.
+    """
+    limit = getattr(config, "max_position_embeddings", None)
+    if limit is None:
+        return None
+    parameters = getattr(config, "rope_parameters", None) or {}
+    by_layer_type = [p for p in parameters.values() if isinstance(p, Mapping)]
+    factors = [
+        float(p["factor"]) for p in by_layer_type or [parameters] if p.get("rope_type") == "dynamic"
+    ]
+    return int(limit * max(1.0, min(factors, default=1.0)))
 
 
 def make_exportable(model: torch.nn.Module) -> dict[str, Any] | None:

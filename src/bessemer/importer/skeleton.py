@@ -15,12 +15,17 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from bessemer.errors import UnsupportedError
+from bessemer.errors import CheckpointError, UnsupportedError
 from bessemer.importer import experts  # noqa: F401  (registers the experts op)
 from bessemer.importer.attention import IMPLEMENTATION
 
 log = logging.getLogger(__name__)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def stand_in(tensor: torch.Tensor) -> torch.Tensor:
@@ -37,23 +42,38 @@ def stand_in_parameter(tensor: torch.Tensor) -> torch.nn.Parameter:
 
 
 def read_config(config: dict[str, Any]) -> PreTrainedConfig:
-    """The config object of a config.json. Raises UnsupportedError for an unknown model type."""
+    """The config object of a config.json.
+
+    Raises UnsupportedError for an unknown model type, CheckpointError for values that transformers
+    refuses.
+    """
     kind = config.get("model_type")
     if kind not in CONFIG_MAPPING:
         raise UnsupportedError(f"config.json: model_type {kind!r} is not known to transformers")
-    return CONFIG_MAPPING[kind].from_dict(config)
+    try:
+        return CONFIG_MAPPING[kind].from_dict(config)
+    # Each architecture has checks of its own, and they raise what they like.
+    except Exception as error:
+        raise CheckpointError(
+            f"config.json: transformers refuses it for model_type {kind!r}: "
+            f"{type(error).__name__}: {_one_line(error)}"
+        ) from error
 
 
 def from_config(config: PreTrainedConfig) -> PreTrainedModel:
     """A causal language model of that config whose parameters are stand-ins."""
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise UnsupportedError(f"model_type {config.model_type!r} has no causal language model")
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(
                 config, dtype=torch.float32, attn_implementation="eager"
             )
-    except ValueError as error:
-        raise UnsupportedError(
-            f"model_type {config.model_type!r} has no causal language model: {error}"
+    # Values that no check of the config looks at fail in the model's own code.
+    except Exception as error:
+        raise CheckpointError(
+            f"config.json: no {config.model_type} model can be made of it: "
+            f"{type(error).__name__}: {_one_line(error)}"
         ) from error
     model.eval()
     replaced: dict[int, torch.Tensor] = {}
