@@ -125,7 +125,8 @@ def _planned(engine: Engine, plan: TrialPlan, random: np.random.Generator) -> It
         ids = random.integers(0, vocab, length).tolist()
         session = Session(engine)
         last = session.prefill(ids)
-        name = f"prefill {length} in chunks of {engine.manifest.state.chunk}"
+        chunk = engine.manifest.state.chunk
+        name = f"prefill {length}" + (f" in chunks of {chunk}" if length > chunk else "")
         trial = Trial(ids, [Section(name, length - 1, length, last[None], (length,))])
         _decode(session, trial, last, plan.decode_steps)
         yield trial
