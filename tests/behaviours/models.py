@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from runtime import tiny_tokenizers
 from tests.tiny_models import tiny
 from transformers import PreTrainedModel
 
 from bessemer.compiler import CompileOptions, compile_model
 from bessemer.runtime.model import Model
 from bessemer.runtime.session import Session
+from runtime import tiny_tokenizers
 
 # The byte-level toy tokenizer has 268 tokens; a model's table is padded beyond it, as real ones.
 TEXT_VOCAB = 288
@@ -93,12 +93,16 @@ def save_folder(
     return folder
 
 
-def always_says(model: PreTrainedModel, token: int, then: dict[int, int] | None = None) -> None:
-    """Make a model with a head of its own say `token`, and after the tokens `then` other ones.
+def scripted(
+    model: PreTrainedModel, otherwise: Sequence[int], then: dict[int, Sequence[int]] | None = None
+) -> PreTrainedModel:
+    """Make a model with a head of its own answer to each token of `then` as that says, and to any
+    other token by `otherwise`: the token with the highest logit, the next, and so on.
 
-    Layers add nothing, so that the last token alone decides.
+    Layers add nothing, so the last token alone decides. At most as many answers as channels.
     """
-    then = then or {}
+    answers = {token: tuple(ranking) for token, ranking in (then or {}).items()}
+    rankings = [tuple(otherwise), *sorted(set(answers.values()) - {tuple(otherwise)})]
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith(("o_proj.weight", "down_proj.weight")):
@@ -107,15 +111,14 @@ def always_says(model: PreTrainedModel, token: int, then: dict[int, int] | None 
         table, head = model.model.embed_tokens.weight, model.lm_head.weight
         table.zero_()
         head.zero_()
-        # One direction a distinct answer.
-        answers = sorted({token, *then.values()})
-        direction = {answer: i for i, answer in enumerate(answers)}
-        table[:, direction[token]] = 1.0
-        for said, answer in then.items():
-            table[said].zero_()
-            table[said, direction[answer]] = 1.0
-        for answer, at in direction.items():
-            head[answer, at] = 1.0
+        table[:, 0] = 1.0
+        for token, ranking in answers.items():
+            table[token] = 0.0
+            table[token, rankings.index(ranking)] = 1.0
+        for channel, ranking in enumerate(rankings):
+            for place, token in enumerate(ranking):
+                head[token, channel] = len(ranking) - place
+    return model
 
 
 def bessemer(

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.behaviours.models import (
-    always_says,
     build,
     causal_lm,
     save_folder,
+    scripted,
     stepwise,
     text_model,
 )
@@ -56,8 +56,7 @@ def test_k01_prefill_generate_append(model_type: str) -> None:
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Model:
     """A model with text and a context of 64 that always says `a`."""
-    model = text_model()
-    always_says(model, ord("a"))
+    model = scripted(text_model(), b"a")
     folder = save_folder(tmp_path_factory.mktemp("small") / "checkpoint", model)
     return build(folder, context=64, chunk=24)
 
@@ -74,8 +73,7 @@ def test_k03_the_context_ends_an_answer(tmp_path: Any) -> None:
     """Context 16, prompt 10, max_tokens 50: 7 tokens, the last not fed, and `length`. Context 32,
     two turns of 20: the second is an error with both counts, and the session lives.
     """
-    model = text_model()
-    always_says(model, ord("a"))
+    model = scripted(text_model(), b"a")
     folder = save_folder(tmp_path / "checkpoint", model)
     short = build(folder, context=16)
     stream = short.stream("0123456789", max_tokens=50)
@@ -223,7 +221,7 @@ def test_crossing_the_threshold_of_longrope(name: str) -> None:
         assert error(session.decode(ids[i]), cold(name, ids[: i + 1])) < F32_ERROR, i
     assert error(session.prefill(ids[20:]), cold(name, ids)) < F32_ERROR
     session.rewind(LIMIT - 2)
-    back = ids[: LIMIT - 2] + [5]
+    back = [*ids[: LIMIT - 2], 5]
     assert error(session.decode(5), cold(name, back)) < F32_ERROR
     across = token_ids(9, seed=3)
     assert error(session.prefill(across), cold(name, back + across)) < F32_ERROR
