@@ -76,33 +76,37 @@ def _spelled(equation: str, operands: list[Value]) -> tuple[list[str], str]:
 
 
 def _pair(b: Builder, x: Value, y: Value, terms: list[str], result: str) -> Value:
-    """A product of two as one matmul: batch, free and summed letters brought together."""
+    """A product of two as one matmul: batch, free and summed letters brought together.
+
+    The free letters of the first operand stay apart (the second broadcasts over them), so that
+    token rows are not merged with anything.
+    """
     sizes: dict[str, Size] = {}
     for term, value in zip(terms, (x, y), strict=True):
         sizes.update(zip(term, value.shape, strict=True))
     first, second = terms
-    both = [c for c in first if c in second]
-    batch = [c for c in both if c in result]
-    summed = [c for c in both if c not in result]
+    batch = [c for c in first if c in second and c in result]
+    summed = [c for c in first if c in second and c not in result]
     rows = [c for c in first if c not in second]
     columns = [c for c in second if c not in first]
     if any(c not in result for c in rows + columns):
         raise NoMapping("einsum that sums over a letter of one operand only")
+    if any(isinstance(sizes[c], Dim) for c in columns):
+        return _pair(b, y, x, [second, first], result)
 
-    def matrix(value: Value, term: str, a: list[str], c: list[str]) -> Value:
-        order = [*batch, *a, *c]
-        value = b.permute(value, [term.index(letter) for letter in order])
-        shape = (*(sizes[c] for c in batch), _size(a, sizes), _size(c, sizes))
-        return b.reshape(value, shape)
+    def arranged(value: Value, term: str, order: list[str], shape: list[Size]) -> Value:
+        return b.reshape(b.permute(value, [term.index(c) for c in order]), tuple(shape))
 
-    product_ = b.emit("matmul", matrix(x, first, rows, summed), matrix(y, second, summed, columns))
+    depth = product(tuple(sizes[c] for c in summed))
+    width = product(tuple(sizes[c] for c in columns))
+    lead = [sizes[c] for c in batch]
+    free: list[Size] = [sizes[c] for c in rows] or [1]
+    left = arranged(x, first, [*batch, *rows, *summed], [*lead, *free, depth])
+    ones: list[Size] = [1] * (len(free) - 1)
+    right = arranged(y, second, [*batch, *summed, *columns], [*lead, *ones, depth, width])
     order = [*batch, *rows, *columns]
-    split = b.reshape(product_, tuple(sizes[c] for c in order))
+    split = b.reshape(b.emit("matmul", left, right), tuple(sizes[c] for c in order))
     return b.permute(split, [order.index(c) for c in result])
-
-
-def _size(letters: list[str], sizes: dict[str, Size]) -> Size:
-    return product(tuple(sizes[c] for c in letters))
 
 
 @aten("einsum.default")

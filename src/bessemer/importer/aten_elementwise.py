@@ -27,14 +27,14 @@ _UNARY = {
     "sigmoid": "sigmoid",
     "tanh": "tanh",
 }
-# ATen name -> (graph op, the one for bool results)
-_BINARY = {
-    "mul": ("mul", "logical_and"),
-    "maximum": ("maximum", "logical_or"),
-    "minimum": ("minimum", "logical_and"),
-    "pow": ("pow", None),
-    "floor_divide": ("floordiv", None),
-    "remainder": ("mod", None),
+# ATen name -> (graph op, the one for bool results, overloads)
+_BINARY: dict[str, tuple[str, str | None, tuple[str, ...]]] = {
+    "mul": ("mul", "logical_and", ("Scalar",)),  # tensors may be complex: below
+    "maximum": ("maximum", "logical_or", ("default",)),
+    "minimum": ("minimum", "logical_and", ("default",)),
+    "pow": ("pow", None, ("Tensor_Tensor", "Tensor_Scalar", "Scalar")),
+    "floor_divide": ("floordiv", None, ("default", "Scalar")),
+    "remainder": ("mod", None, ("Tensor", "Scalar")),
 }
 _COMPARE = {
     "eq": "eq",
@@ -49,15 +49,17 @@ _COMPARE = {
     "greater_equal": "ge",
     "not_equal": "ne",
 }
-_LOGICAL = {
-    "logical_and": "logical_and",
-    "logical_or": "logical_or",
-    "bitwise_and": "logical_and",
-    "bitwise_or": "logical_or",
-    "__and__": "logical_and",
-    "__or__": "logical_or",
-    "logical_xor": "ne",
-    "bitwise_xor": "ne",
+_ON_BOOLS = ("Tensor", "Scalar")
+_LOGICAL: dict[str, tuple[str, tuple[str, ...]]] = {
+    "logical_and": ("logical_and", ("default",)),
+    "logical_or": ("logical_or", ("default",)),
+    "logical_xor": ("ne", ("default",)),
+    "bitwise_and": ("logical_and", _ON_BOOLS),
+    "bitwise_or": ("logical_or", _ON_BOOLS),
+    "bitwise_xor": ("ne", _ON_BOOLS),
+    "__and__": ("logical_and", _ON_BOOLS),
+    "__or__": ("logical_or", _ON_BOOLS),
+    "__xor__": ("ne", _ON_BOOLS),
 }
 
 
@@ -91,16 +93,14 @@ def _logical(op: str) -> Any:
 
 for _name, _op in _UNARY.items():
     aten(f"{_name}.default")(_unary(_op))
-for _name, (_op, _other) in _BINARY.items():
-    for _kind in ("Tensor", "Scalar", "default", "Tensor_Tensor", "Tensor_Scalar"):
-        if _name == "mul" and _kind == "Tensor":
-            continue  # complex operands too: below
+for _name, (_op, _other, _kinds) in _BINARY.items():
+    for _kind in _kinds:
         aten(f"{_name}.{_kind}")(_binary(_op, _other))
 for _name, _op in _COMPARE.items():
     for _kind in ("Tensor", "Scalar"):
         aten(f"{_name}.{_kind}")(_compare(_op))
-for _name, _op in _LOGICAL.items():
-    for _kind in ("default", "Tensor", "Scalar"):
+for _name, (_op, _kinds) in _LOGICAL.items():
+    for _kind in _kinds:
         aten(f"{_name}.{_kind}")(_logical(_op))
 
 

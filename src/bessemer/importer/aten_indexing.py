@@ -100,18 +100,6 @@ def _index_select(b: Builder, x: Value, dim: int, index: Value) -> Value:
     return b.emit("take", x, index, axis=negative(dim, x.type.rank))
 
 
-@aten("take_along_dim.default")
-def _take_along_dim(b: Builder, x: Value, indices: Value, dim: int | None = None) -> Value:
-    if dim is None:
-        raise NoMapping("take_along_dim without a dimension")
-    axis = negative(dim, x.type.rank)
-    wide = list(broadcast(x.shape, indices.shape))
-    shape, index_shape = list(wide), list(wide)
-    shape[axis], index_shape[axis] = x.shape[axis], indices.shape[axis]
-    spread = b.expand(indices, tuple(index_shape))
-    return b.emit("gather", b.expand(x, tuple(shape)), spread, axis=axis)
-
-
 def _wrapped(b: Builder, index: Value, size: Size) -> Value:
     """Indices with negative ones counted from the end."""
     source = index

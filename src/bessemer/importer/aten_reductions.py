@@ -128,7 +128,7 @@ def _norm(
     return b.emit("sqrt", _reduce(b, "reduce_sum", b.emit("mul", x, x), dim, keepdim))
 
 
-@aten("softmax.int", "_softmax.default", "special_softmax.int")
+@aten("softmax.int", "_softmax.default")
 def _softmax(b: Builder, x: Value, dim: int, *rest: Any, **kwargs: Any) -> Value:
     return b.emit("softmax", b.cast(x, DType.F32), axis=negative(dim, x.type.rank))
 

@@ -92,7 +92,6 @@ def _clone(b: Builder, x: Value, *args: Any, **kwargs: Any) -> Value:
     "to.other",
     "type_as.default",
     "_to_copy.default",
-    "float.default",
     inverse=_same,
 )
 def _cast(b: Builder, x: Value, *args: Any, **kwargs: Any) -> Value:

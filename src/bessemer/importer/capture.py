@@ -36,6 +36,7 @@ _SHAPE_CODE = (
     "torch/_dynamo/utils.py",
     "torch/_dynamo/guards.py",
     "torch/fx/",
+    "torch/utils/_stats.py",
 )
 
 

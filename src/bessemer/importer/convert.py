@@ -290,7 +290,8 @@ class Converter:
         if len(results) != 1 or not isinstance(value, Value):
             raise UnsupportedError(f"{self.name}: the module must return logits, one tensor")
         rows = value.shape[:-1]
-        if rows not in ((TOKENS,), (1, TOKENS)) or value.dtype != DType.F32:
+        static = isinstance(value.shape[-1], int) if value.shape else False
+        if rows not in ((TOKENS,), (1, TOKENS)) or value.dtype != DType.F32 or not static:
             raise UnsupportedError(
                 f"{self.name}: the result {value.type} is not logits [1, T, vocab] or [T, vocab] "
                 "of every token"
