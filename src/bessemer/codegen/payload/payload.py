@@ -84,7 +84,9 @@ def write_payload(
     """
     nodes, primitive = decompose(spec)
     builder = Builder(fn, plan(nodes, primitive.values()), symbols, row)
-    builder.prepare([s for s in _sizes(nodes, spec) if _is_bound(s, symbols, spec)])
+    sizes = list(_sizes(nodes, spec))
+    _check_bound(sizes, symbols)
+    builder.prepare(sizes)
     builder.env.update(zip(spec.inputs, inputs, strict=True))
     memory = dict(zip(spec.destinations, targets, strict=True))
     for value, state in spec.updates.items():
@@ -109,18 +111,18 @@ def _sizes(nodes: Sequence[Node], spec: PayloadSpec) -> Iterator[Size]:
         for value in (*node.inputs, *node.outputs):
             yield from value.shape
         for key in ("start", "stop"):
-            if isinstance(node.attrs.get(key), Dim):
-                yield node.attrs[key]  # type: ignore[misc]
+            bound = node.attrs.get(key)
+            if isinstance(bound, Dim):
+                yield bound
     for value in (*spec.inputs, *spec.outputs):
         yield from value.shape
 
 
-def _is_bound(size: Size, symbols: Mapping[str, int | str], spec: PayloadSpec) -> bool:
-    if isinstance(size, Dim):
-        for name, _ in size.terms:
-            if name not in symbols:
-                raise CompileError(f"no operand of the group tells the size {name}")
-    return True
+def _check_bound(sizes: Sequence[Size], symbols: Mapping[str, int | str]) -> None:
+    names = {name for size in sizes if isinstance(size, Dim) for name, _ in size.terms}
+    unknown = sorted(names - set(symbols))
+    if unknown:
+        raise CompileError(f"no operand of the group tells the size {', '.join(unknown)}")
 
 
 def _store_chain(value: Value, state: Value) -> set[Value]:
