@@ -302,7 +302,7 @@ KILLED = """
 import os, sys, time
 from pathlib import Path
 sys.path.append(sys.argv[2])
-from artifact import fakes
+from tests.artifact import fakes
 numbers = fakes.tensors()
 def read(name):
     if name == "up":  # needed for the last weight

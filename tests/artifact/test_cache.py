@@ -119,7 +119,7 @@ def test_a_failure_leaves_nothing() -> None:
 PROCESS = """
 import sys, time
 sys.path.append(sys.argv[1])
-from artifact.fakes import write_fake
+from tests.artifact.fakes import write_fake
 from bessemer.artifact import cache
 def make(folder):
     print("made", flush=True)

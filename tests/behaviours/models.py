@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from tests.tiny_models import tiny
 from transformers import PreTrainedModel
 
 from bessemer.compiler import CompileOptions, compile_model
 from bessemer.runtime.model import Model
 from bessemer.runtime.session import Session
-from runtime import tiny_tokenizers
+from tests.runtime import tiny_tokenizers
+from tests.tiny_models import tiny
 
 # The byte-level toy tokenizer has 268 tokens; a model's table is padded beyond it, as real ones.
 TEXT_VOCAB = 288

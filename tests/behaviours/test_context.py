@@ -6,6 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from transformers import PreTrainedModel
+
+from bessemer.artifact.layout import KEY_BLOCK
+from bessemer.errors import ContextLengthError, UsageError
+from bessemer.runtime.conversation import Conversation
+from bessemer.runtime.model import Model
+from bessemer.runtime.session import Session
 from tests.behaviours.models import (
     build,
     causal_lm,
@@ -16,13 +23,6 @@ from tests.behaviours.models import (
 )
 from tests.e2e.compiled import F32_ERROR, error, load, reference, tiny_pair, token_ids
 from tests.tiny_models import DYNAMIC_ROPE, LONG_ROPE
-from transformers import PreTrainedModel
-
-from bessemer.artifact.layout import KEY_BLOCK
-from bessemer.errors import ContextLengthError, UsageError
-from bessemer.runtime.conversation import Conversation
-from bessemer.runtime.model import Model
-from bessemer.runtime.session import Session
 
 WINDOW, CONTEXT, CHUNK = 8, 32, 4
 # A mix of full and sliding layers, and layers that all slide.

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.behaviours.models import build, causal_lm, stepwise
-from tests.e2e.compiled import F32_ERROR, error, reference, token_ids
-from tests.tiny_models import LLAMA3_ROPE
 from transformers import PreTrainedModel
 
 from bessemer.errors import CheckpointError, GenerationError
 from bessemer.importer import import_model
 from bessemer.runtime.model import Model
+from tests.behaviours.models import build, causal_lm, stepwise
+from tests.e2e.compiled import F32_ERROR, error, reference, token_ids
+from tests.tiny_models import LLAMA3_ROPE
 
 # Relative L2 error with f16 keys and values, the weights being the very same (DESIGN, Proof).
 F16_KV_ERROR = 2e-3

@@ -8,6 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from bessemer.cli import main
+from bessemer.errors import GenerationError
+from bessemer.runtime.model import Model
+from bessemer.runtime.streaming import TextStreamer
 from tests.behaviours.models import (
     BARRED_EOS,
     BOS,
@@ -19,12 +24,7 @@ from tests.behaviours.models import (
     scripted,
     text_model,
 )
-
-from bessemer.cli import main
-from bessemer.errors import GenerationError
-from bessemer.runtime.model import Model
-from bessemer.runtime.streaming import TextStreamer
-from runtime import tiny_tokenizers
+from tests.runtime import tiny_tokenizers
 
 EMOJI = "😀".encode()
 COMBINED = "e\u0301x".encode()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bessemer.compiler import CompileOptions, compile_model
-from tiny_models import WINDOW, tiny
+from tests.tiny_models import WINDOW, tiny
 
 CHUNK = 8
 CONTEXT = 64

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bessemer.cli import main
-from runtime.toy_text import favouring, write_model
+from tests.runtime.toy_text import favouring, write_model
 
 Run = Callable[..., "Outcome"]
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime import toy
-from runtime.toy_text import favouring, write_model
+from tests.runtime import toy
+from tests.runtime.toy_text import favouring, write_model
 
 from .conftest import Outcome, Run
 
@@ -96,7 +96,7 @@ def test_k03_a_turn_that_is_too_long(talk: Run) -> None:
 
 
 def test_a_model_without_a_template(talk: Run, tmp_path: Path) -> None:
-    from runtime import tiny_tokenizers as tiny
+    from tests.runtime import tiny_tokenizers as tiny
 
     model = write_model(
         tmp_path / "plain", write_tokenizer=lambda into: tiny.write(into, tiny.byte_level())

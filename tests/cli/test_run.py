@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime import toy
-from runtime.toy_text import favouring, write_model
+from tests.runtime import toy
+from tests.runtime.toy_text import favouring, write_model
 
 from .conftest import Run
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from kernel_harness import Cache, codegen_target, row_operand
 
 import bessemer.codegen.kernels  # noqa: F401
 from bessemer.artifact.layout import KVLayer
 from bessemer.codegen.group import ROWS, GroupSpec, Operand
 from bessemer.graph.ops.fused import attend
+from tests.codegen.kernel_harness import Cache, codegen_target, row_operand
 
 
 @dataclass(frozen=True)

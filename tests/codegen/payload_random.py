@@ -6,11 +6,11 @@ import random
 from collections.abc import Callable
 
 import numpy as np
-from payload_harness import Case, Stored, T, tensor, weight
 
 from bessemer.graph.core import Value
 from bessemer.graph.dtypes import DType
 from bessemer.graph.schema import build, constant, emit
+from tests.codegen.payload_harness import Case, Stored, T, tensor, weight
 
 SMOOTH = ("neg", "abs", "tanh", "sigmoid", "silu", "gelu", "sin", "relu", "softplus")
 BINARY = ("add", "sub", "mul", "maximum", "minimum")

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from attention_case import CASES, Case, Filled
-from kernel_harness import CompiledKernel, codegen_target
 
 from bessemer.backend.target import Target
 from bessemer.codegen.group import GroupSpec, Operand
 from bessemer.codegen.kernels.attention_decode import PART_BLOCKS, partial_shape, splits
+from tests.codegen.attention_case import CASES, Case, Filled
+from tests.codegen.kernel_harness import CompiledKernel, codegen_target
 
 
 class Run(Filled):

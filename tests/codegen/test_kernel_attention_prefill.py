@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from attention_case import CASES, Case, Filled
-from kernel_harness import Cache, CompiledKernel, codegen_target, row_operand
 
 from bessemer.backend.target import Target
 from bessemer.graph.ops.fused import attend
+from tests.codegen.attention_case import CASES, Case, Filled
+from tests.codegen.kernel_harness import Cache, CompiledKernel, codegen_target, row_operand
 
 
 class Run(Filled):

@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernel_harness import LANES, CompiledKernel, codegen_target, row_operand
 
 import bessemer.codegen.kernels  # noqa: F401
 from bessemer.codegen.group import ROWS, GroupSpec, Operand
 from bessemer.graph.ops.fused import _expert_linear
+from tests.codegen.kernel_harness import LANES, CompiledKernel, codegen_target, row_operand
 
 DTYPES = {"f32": np.float32, "f16": np.float16}
 

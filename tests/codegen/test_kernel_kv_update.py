@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from kernel_harness import LANES, Cache, CompiledKernel, codegen_target, row_operand
 
 import bessemer.codegen.kernels  # noqa: F401
 from bessemer.artifact.layout import KVLayer
 from bessemer.codegen.group import ROWS, GroupSpec, Operand
+from tests.codegen.kernel_harness import LANES, Cache, CompiledKernel, codegen_target, row_operand
 
 
 def _expected(region: tuple, k: np.ndarray, v: np.ndarray, positions: np.ndarray) -> tuple:

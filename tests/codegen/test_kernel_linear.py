@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.codegen.kernel_harness import CompiledKernel, codegen_target
 
 from bessemer.artifact import packing
 from bessemer.artifact.layout import StoredWeight
@@ -14,6 +13,7 @@ from bessemer.graph import DType, Env, TensorType, evaluate_node
 from bessemer.graph.ops.elementwise import ACTIVATIONS
 from bessemer.graph.ops.fused import gated
 from bessemer.graph.schema import build, param
+from tests.codegen.kernel_harness import CompiledKernel, codegen_target
 
 FORMATS = ("f32", "f16", "bf16", "q8_0")
 

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from kernel_harness import LANES, CompiledKernel, codegen_target, row_operand
 
 import bessemer.codegen.kernels  # noqa: F401
 from bessemer.codegen.group import GroupSpec
 from bessemer.graph.ops.fused import _rope
+from tests.codegen.kernel_harness import LANES, CompiledKernel, codegen_target, row_operand
 
 SHAPES = [(3, 64, 32), (2, 80, 16), (1, 40, 20), (5, 6, 3), (4, 96, 48), (1, 8, 2)]
 

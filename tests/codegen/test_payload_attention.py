@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from attention_case import CASES, Case, Filled
-from kernel_harness import CompiledKernel, kv_update_spec
 
 import bessemer.codegen.payload  # noqa: F401
+from tests.codegen.attention_case import CASES, Case, Filled
+from tests.codegen.kernel_harness import CompiledKernel, kv_update_spec
 
 NAMES = ["mha", "group 3", "odd widths", "mla", "softcap", "small window, sinks", "window"]
 MIXED = Case(6, 2, 8, 12, window=40, softcap=1.5, sinks=True, kv="f16")

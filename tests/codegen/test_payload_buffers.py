@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from payload_harness import CHUNK, Case, Library, T, state, tensor, weight
 
 from bessemer.codegen.payload import emit_generic_group, group_operands
 from bessemer.codegen.payload.buffers import STACK_BUFFER_BYTES, place_buffers
 from bessemer.errors import CompileError
 from bessemer.graph.core import Value
 from bessemer.graph.schema import constant, emit
+from tests.codegen.payload_harness import CHUNK, Case, Library, T, state, tensor, weight
 
 WIDE = 1000
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from payload_harness import Case, Library, Stored, T, index, tensor, weight
 
 from bessemer.graph.core import Value
 from bessemer.graph.schema import emit
+from tests.codegen.payload_harness import Case, Library, Stored, T, index, tensor, weight
 
 STORAGES = [Stored(d, layout) for d in ("f32", "f16", "bf16") for layout in ("plain", "panels")]
 N, K, EXPERTS = 37, 19, 5  # no multiple of a panel or of a vector

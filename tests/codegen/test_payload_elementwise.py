@@ -6,13 +6,13 @@ import random
 
 import numpy as np
 import pytest
-from payload_harness import Case, Library, T, tensor
 
 from bessemer.errors import CompileError
 from bessemer.graph.core import Value
 from bessemer.graph.dtypes import DType
 from bessemer.graph.ops.elementwise import ARITHMETIC, COMPARE, LOGICAL, UNARY
 from bessemer.graph.schema import constant, emit
+from tests.codegen.payload_harness import Case, Library, T, tensor
 
 F32, F16, I64, I32, BOOL = DType.F32, DType.F16, DType.I64, DType.I32, DType.BOOL
 INT_UNARY = ("neg", "abs", "relu", "floor", "ceil")

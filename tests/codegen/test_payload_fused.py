@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from payload_harness import Case, Library, Stored, T, tensor, weight
 
 from bessemer.codegen.payload import PayloadSpec, emit_payload
 from bessemer.graph.core import Value
 from bessemer.graph.dtypes import DType
 from bessemer.graph.schema import build, constant, emit
+from tests.codegen.payload_harness import Case, Library, Stored, T, tensor, weight
 
 WIDTH = 19
 

@@ -6,13 +6,13 @@ import re
 
 import numpy as np
 import pytest
-from payload_harness import Case, Library, R, Stored, T, index, state, tensor, weight
 
 from bessemer.codegen.payload import emit_payload
 from bessemer.errors import CompileError
 from bessemer.graph.core import Value
 from bessemer.graph.dtypes import DType
 from bessemer.graph.schema import constant, emit
+from tests.codegen.payload_harness import Case, Library, R, Stored, T, index, state, tensor, weight
 
 BOOL = DType.BOOL
 

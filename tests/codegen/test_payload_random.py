@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from payload_harness import Library
-from payload_random import random_case
+
+from tests.codegen.payload_harness import Library
+from tests.codegen.payload_random import random_case
 
 # Seed 3 makes LLVM 22's SLP vectoriser leave invalid IR, which the backend must notice.
 SEEDS = range(14)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from payload_harness import Case, Library, T, tensor
 
 from bessemer.graph.dtypes import DType
 from bessemer.graph.schema import build, constant, emit
+from tests.codegen.payload_harness import Case, Library, T, tensor
 
 F32, I64, BOOL = DType.F32, DType.I64, DType.BOOL
 REDUCTIONS = ("reduce_sum", "reduce_mean", "reduce_max", "reduce_min", "reduce_prod")

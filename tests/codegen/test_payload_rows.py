@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from payload_harness import R, T, index, state, tensor, weight
 
 from bessemer.codegen.payload import row_wise
 from bessemer.codegen.payload.rows import row_symbol
 from bessemer.graph.core import Value, topological
 from bessemer.graph.schema import build, constant, emit
+from tests.codegen.payload_harness import R, T, index, state, tensor, weight
 
 X, FLAT, COLUMN = tensor("x", T, 3, 8), tensor("f", T, 24), tensor("c", T)
 IDS, PICKS = index("ids", T), index("picks", T, 4)

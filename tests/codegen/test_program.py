@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-from tests.tiny_models import tiny
 
 from bessemer.codegen.barriers import place_barriers, verify_barriers
 from bessemer.codegen.generate import Generated, GenerateOptions, generate
@@ -14,6 +13,7 @@ from bessemer.codegen.memory import plan_arena
 from bessemer.errors import CompileError
 from bessemer.importer.api import import_model
 from bessemer.passes.pipeline import lower
+from tests.tiny_models import tiny
 
 LAYERS = 8
 # C03: the text of one entry point's modules, whatever the width of the model.

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from tests.tiny_models import VOCAB, tiny
 from transformers import PreTrainedModel
 
 from bessemer.compiler import CompileOptions, compile_model
 from bessemer.runtime.model import Model
+from tests.tiny_models import VOCAB, tiny
 
 # Relative L2 error of logits with f32 weights and an f32 KV cache; typical is 1e-6 (DESIGN, Proof).
 F32_ERROR = 1e-4

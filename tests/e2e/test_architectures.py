@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from tests.e2e.compiled import CHUNK, F32_ERROR, error, load, reference, tiny_pair, token_ids
 from tests.tiny_models import CONFIGS
 

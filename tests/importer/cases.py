@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from tests.tiny_models import VOCAB, tiny
 from transformers import PreTrainedModel
 
 from bessemer.graph import Env, Graph, evaluate
 from bessemer.importer import Imported, import_model
+from tests.tiny_models import VOCAB, tiny
 
 # float32 on both sides, sums in another order; the tiny models' peaked attention amplifies it
 TOLERANCE = 1e-5

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.importer.cases import TOLERANCE, difference, eager, imported, model, run, tokens
-from tests.tiny_models import ARCHITECTURES, tiny
 
 from bessemer.graph import Graph, Node, Value, parse_graph, print_graph, verify
 from bessemer.graph.schema import build_from
 from bessemer.importer import SUPPORTED, Imported, import_model
+from tests.importer.cases import TOLERANCE, difference, eager, imported, model, run, tokens
+from tests.tiny_models import ARCHITECTURES, tiny
 
 
 def test_the_supported_list_is_what_is_tested() -> None:

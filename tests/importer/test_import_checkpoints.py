@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.importer.cases import TOLERANCE, difference, eager, imported, model, run, tokens
-from tests.tiny_models import ARCHITECTURES, tiny, tiny_config
 
 from bessemer.errors import CheckpointError, UnsupportedError
 from bessemer.graph import print_graph
@@ -18,6 +16,8 @@ from bessemer.importer import import_model, reference_logits
 from bessemer.importer.capture import CausalLM, export
 from bessemer.importer.checkpoint import open_checkpoint
 from bessemer.importer.skeleton import from_config
+from tests.importer.cases import TOLERANCE, difference, eager, imported, model, run, tokens
+from tests.tiny_models import ARCHITECTURES, tiny, tiny_config
 
 WEIGHTS = "model.safetensors"
 

@@ -8,13 +8,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from tests.importer.cases import TOLERANCE, difference, run
-from tests.importer.modules import CONTEXT, VOCAB, OwnCache, Plain, RankOne, seeded
 from torch.nn import functional as F
 
 from bessemer.errors import UnsupportedError, UsageError
 from bessemer.graph import print_graph
 from bessemer.importer import import_model, reference_logits
+from tests.importer.cases import TOLERANCE, difference, run
+from tests.importer.modules import CONTEXT, VOCAB, OwnCache, Plain, RankOne, seeded
 
 IDS = np.random.default_rng(1).integers(0, VOCAB, 13).tolist()
 MODULES = [

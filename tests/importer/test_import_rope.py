@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.importer.cases import TOLERANCE, difference, eager, run, tokens
-from tests.tiny_models import DYNAMIC_ROPE, LLAMA3_ROPE, LONG_ROPE, YARN_ROPE, tiny
 
 from bessemer.graph import Graph
 from bessemer.importer import import_model, reference_logits
+from tests.importer.cases import TOLERANCE, difference, eager, run, tokens
+from tests.tiny_models import DYNAMIC_ROPE, LLAMA3_ROPE, LONG_ROPE, YARN_ROPE, tiny
 
 LIMIT = 10
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.tiny_models import tiny
 
 from bessemer.artifact.layout import HEADER_WORDS, LAYER_WORDS
 from bessemer.artifact.manifest import Manifest
@@ -26,6 +25,7 @@ from bessemer.inspect.abi import header_words
 from bessemer.inspect.modules import asm_function, llvm_function, mlir_function
 from bessemer.inspect.page import columns, size_text
 from bessemer.inspect.subject import Subject, open_subject
+from tests.tiny_models import tiny
 
 OPTIONS = CompileOptions(weights="f16", kv="f32", context=64, chunk=16)
 LAYERS = 5  # the fewest of which some are a loop

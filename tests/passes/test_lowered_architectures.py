@@ -7,13 +7,13 @@ from functools import cache
 
 import numpy as np
 import pytest
-from tests.importer.cases import difference, imported, run, tokens
-from tests.passes.models import LEAVES, VIEWS, layers_of, logits_of_lowered
-from tests.tiny_models import ARCHITECTURES, DYNAMIC_ROPE, LONG_ROPE, tiny
 
 from bessemer.graph import Graph, Node, parse_graph, print_graph, topological
 from bessemer.importer import import_model
 from bessemer.passes import Lowered, lower
+from tests.importer.cases import difference, imported, run, tokens
+from tests.passes.models import LEAVES, VIEWS, layers_of, logits_of_lowered
+from tests.tiny_models import ARCHITECTURES, DYNAMIC_ROPE, LONG_ROPE, tiny
 
 # f32 on both sides; merged layers and moved residuals sum in another order.
 TOLERANCE = 1e-5

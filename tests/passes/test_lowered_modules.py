@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.importer.cases import difference, run
-from tests.importer.modules import OwnCache, Plain, RankOne, seeded
-from tests.passes.models import logits_of_imported, logits_of_lowered
 
 from bessemer.importer import import_model
 from bessemer.passes import lower
+from tests.importer.cases import difference, run
+from tests.importer.modules import OwnCache, Plain, RankOne, seeded
+from tests.passes.models import logits_of_imported, logits_of_lowered
 
 IDS = [3, 14, 15, 9, 26, 5, 1]
 TOLERANCE = 1e-5

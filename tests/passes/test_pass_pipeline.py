@@ -9,16 +9,6 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from tests.passes.models import (
-    LEAVES,
-    VIEWS,
-    Shape,
-    layers_of,
-    llama,
-    logits_of_imported,
-    logits_of_lowered,
-    random_reader,
-)
 
 from bessemer.errors import CompileError
 from bessemer.graph import (
@@ -32,6 +22,16 @@ from bessemer.graph import (
 )
 from bessemer.passes import Pass, PassOptions, every_pass, lower, pass_by_name, run_passes
 from bessemer.passes import pipeline as pipeline_module
+from tests.passes.models import (
+    LEAVES,
+    VIEWS,
+    Shape,
+    layers_of,
+    llama,
+    logits_of_imported,
+    logits_of_lowered,
+    random_reader,
+)
 
 IDS = [3, 14, 15, 9, 26, 5]
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.passes.models import F32, T, weight
 
 from bessemer.graph import DType, Env, Graph, Value, constant, emit, evaluate, print_graph
 from bessemer.passes import pass_by_name
+from tests.passes.models import F32, T, weight
 
 
 def rows(name: str, *shape: int) -> Value:

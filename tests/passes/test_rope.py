@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.passes.models import F32, T, rotate_half
 
 from bessemer.graph import Graph, Value, constant, emit, evaluate
 from bessemer.passes import run_passes
@@ -14,6 +13,7 @@ from bessemer.passes.linear_forms import linear_form
 from bessemer.passes.rope import Rope
 from bessemer.passes.sink_repeats import SinkRepeats
 from bessemer.passes.sink_transposes import SinkTransposes
+from tests.passes.models import F32, T, rotate_half
 
 HEADS, WIDTH = 3, 8
 HALF = WIDTH // 2

@@ -468,7 +468,7 @@ def test_a_forked_process_goes_on(tmp_path: Path) -> None:
     script = f"""
 import os, sys, pathlib
 sys.path.append({str(Path(__file__).parents[1])!r})
-from runtime import toy
+from tests.runtime import toy
 session = toy.toy_session(pathlib.Path({str(tmp_path)!r}))
 session.prefill([1, 2, 3])
 child = os.fork()

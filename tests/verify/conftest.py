@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.tiny_models import tiny
 
 from bessemer.compiler import compile_model
+from tests.tiny_models import tiny
 
 from .support import OPTIONS
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from tests.tiny_models import tiny
 
 from bessemer.codegen import group
 from bessemer.codegen.emit import Fn
@@ -17,6 +16,7 @@ from bessemer.passes.base import RulePass, Uses
 from bessemer.verify import Report, verify
 from bessemer.verify.locate import Probe, bisect, first_wrong, probes
 from bessemer.verify.rebuild import cut
+from tests.tiny_models import tiny
 
 from .support import OPTIONS
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.tiny_models import tiny
 
 from bessemer.artifact.manifest import MANIFEST_FILE
 from bessemer.artifact.reader import read_manifest
@@ -18,6 +17,7 @@ from bessemer.cli import main
 from bessemer.compiler import compile_model
 from bessemer.errors import CheckpointError, UsageError
 from bessemer.verify import Report, verify
+from tests.tiny_models import tiny
 
 from .support import OPTIONS, rewrite_manifest, rewrite_weight
 
