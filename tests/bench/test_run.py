@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import tiny_models
 from bessemer.artifact.reader import open_artifact, read_manifest
 from bessemer.artifact.work import OUTSIDE, WORK_FILE, Step, read_work
 from bessemer.bench.worker import Bench
@@ -17,6 +16,7 @@ from bessemer.cli import main
 from bessemer.errors import ArtifactError, UsageError
 from bessemer.runtime.engine import Engine
 from bessemer.runtime.session import Session
+from tests import tiny_models
 
 from .conftest import CHUNK, CONTEXT
 
