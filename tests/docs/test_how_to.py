@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from .how_to import ROOT, Hunk, follow, read_page
+from tests.docs.how_to import ROOT, Hunk, follow, read_page
 
 PAGES = (
     "add-an-op",
