@@ -43,7 +43,7 @@ def touches(call: Call, plan: ArenaPlan) -> list[Touch]:
             start = plan.offsets[buffer]
             size = next(x.nbytes for x in plan.lifetimes if x.buffer is buffer)
             found.append(Touch("arena", start, start + size, writes, split, rows, buffer))
-        elif buffer.kind == "output" or (buffer.kind == "state" and buffer.element != "i8"):
+        elif buffer.kind in ("output", "state"):
             region = f"{buffer.kind}:{buffer.name}"
             found.append(Touch(region, 0, 1, writes, split, rows, None))
     for name, writes in call.resources:

@@ -69,7 +69,7 @@ class PlannedCall:
 def _base(access: Access) -> str:
     """Which pointer an operand is relative to."""
     buffer = access.view.buffer
-    kinds = {"arena": "scratch", "weight": "weights", "state": "state", "output": buffer.name}
+    kinds = {"arena": "scratch", "weight": "weights", "state": "state", "session": "state"}
     return kinds.get(buffer.kind, buffer.name)
 
 
@@ -90,7 +90,7 @@ def plan_calls(
 def _byte_offset(access: Access, plan: ArenaPlan, state_offsets: dict[str, int]) -> int:
     buffer = access.view.buffer
     base = plan.offsets.get(buffer, buffer.offset)
-    if buffer.kind == "state" and buffer.element != "i8":
+    if buffer.kind == "state":
         base = state_offsets[buffer.name]
     return base + access.view.offset * ELEMENT_BYTES[buffer.element]
 
@@ -159,11 +159,11 @@ class _Worker:
         """The memref that a call's operand is."""
         fn = self.fn
         base = self.bases[_base(access)]
-        if operand.element == "i8":
+        if access.view.buffer.kind == "session":
             return base
-        first = access.view.shape[0] if access.view.shape else 1
+        symbolic = [size for size in access.view.shape if isinstance(size, Dim)]
         dense = memref_type(operand.shape, operand.element)
-        sizes = self.rows(first) if ROWS in operand.shape else ""
+        sizes = self.rows(symbolic[0]) if symbolic else ""
         if operand.type == dense:
             return fn.op(f"memref.view {base}[{offset}][{sizes}] : memref<?xi8> to {dense}")
         assert operand.strides is not None

@@ -153,10 +153,9 @@ class Planner:
         return whole(Buffer(name, "i64", (rows,), "input"))
 
     def state_memory(self) -> View:
-        """The session's state, as bytes; its size is not needed."""
-        return View(
-            Buffer("state", "i8", (Dim.sym("state"),), "state"), 0, (Dim.sym("state"),), (1,)
-        )
+        """The session's whole state, as bytes; its size is not needed."""
+        shape = (Dim.sym("state"),)
+        return View(Buffer("state", "i8", shape, "session"), 0, shape, (1,))
 
     def entry(self, layer: int) -> int:
         """Index of a layer's entry in the state header."""

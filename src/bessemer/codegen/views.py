@@ -1,7 +1,8 @@
 """Values as views of buffers, so that slices and reshapes of rows cost nothing.
 
 A buffer is memory that one group writes (or an input, a weight, an output). A view says how a value
-lies in it: element offset, shape and strides. The leading axis is rows; all strides are known.
+lies in it: element offset, shape and strides. All strides are known: the rows are outermost in
+memory, whichever axis they are.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from bessemer.codegen.group import ROWS, Operand
+from bessemer.errors import CompileError
 from bessemer.graph.core import Node, Value
 from bessemer.graph.dims import Dim, Shape, Size, product
 
@@ -18,7 +20,8 @@ ELEMENT_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "i64": 8, "i32": 4, "q8_0": 1, "
 
 @dataclass(frozen=True, eq=False)
 class Buffer:
-    """kind: "arena", "input", "output", "weight" or "state". offset: bytes, for weights.
+    """kind: "arena", "input", "output", "weight", "state" (one of a module's own), or "session"
+    (the session's whole state as bytes). offset: bytes, for weights.
     rows: the symbol of its leading size, or None when that is static.
     """
 
@@ -60,16 +63,21 @@ class View:
 
 
 def dense_strides(shape: Shape) -> tuple[int, ...]:
-    """Row-major strides of a shape whose symbolic size, if any, is the first."""
-    strides: list[int] = []
+    """Strides of a dense buffer: row-major, but with the symbolic size, if any, outermost."""
+    symbolic = [i for i, size in enumerate(shape) if isinstance(size, Dim)]
+    if len(symbolic) > 1:
+        raise CompileError(
+            f"a value of shape {list(shape)} can't be kept: its size grows with the square of the "
+            "number of tokens"
+        )
+    strides = [0] * len(shape)
     step = 1
     for i, size in reversed(list(enumerate(shape))):
-        strides.insert(0, step)
-        if isinstance(size, Dim):
-            if i:
-                raise TypeError(f"only the leading size may be symbolic: {list(shape)}")
-        else:
+        if not isinstance(size, Dim):
+            strides[i] = step
             step *= size
+    for i in symbolic:
+        strides[i] = step
     return tuple(strides)
 
 
