@@ -11,8 +11,7 @@ import torch
 
 from bessemer.compiler import compile_model
 from tests.tiny_models import tiny
-
-from .support import OPTIONS
+from tests.verify.support import OPTIONS
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -17,8 +17,7 @@ from bessemer.verify import Report, verify
 from bessemer.verify.locate import Probe, bisect, first_wrong, probes
 from bessemer.verify.rebuild import cut
 from tests.tiny_models import tiny
-
-from .support import OPTIONS
+from tests.verify.support import OPTIONS
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 64])

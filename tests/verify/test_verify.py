@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +19,7 @@ from bessemer.compiler import compile_model
 from bessemer.errors import CheckpointError, UsageError
 from bessemer.verify import Report, verify
 from tests.tiny_models import tiny
-
-from .support import OPTIONS, rewrite_manifest, rewrite_weight
+from tests.verify.support import OPTIONS, rewrite_manifest, rewrite_weight
 
 LAYERS = ("files", "memory", "numbers")
 
@@ -95,7 +95,7 @@ class Bigram(torch.nn.Module):
 
 
 def test_a_module_is_verified_in_this_process() -> None:
-    report = quick(Bigram(), options=OPTIONS.__class__(weights="bf16"))
+    report = quick(Bigram(), options=replace(OPTIONS, weights="bf16", context=32))
     assert report.ok, report.failed
 
 
@@ -170,6 +170,43 @@ def test_damage_is_a_failed_check(kind: str, artifact: Path) -> None:
     assert not report.ok
     failed = [c.to_json()["name"] for c in report.failed]
     assert any(name.startswith(expected) for name in failed), failed
+
+
+def test_a_damaged_table_hides_no_other_check(artifact: Path) -> None:
+    flip("weights.bin", 0.999)(artifact)
+    report = quick(artifact)
+    count = len(read_manifest(artifact).files)
+    assert outcome(report, "presence and sizes") == (True, f"{count} files")
+    assert outcome(report, "checksums")[0]
+
+
+def test_threads_of_pytorch_are_as_before(compiled: Path) -> None:
+    before = torch.get_num_threads()
+    assert quick(compiled, threads=before + 1).ok
+    assert torch.get_num_threads() == before
+
+
+class Counter(torch.nn.Module):
+    """A plain module with a cache of its own: a buffer that it changes is state."""
+
+    max_position_embeddings = 32
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = torch.nn.Embedding(23, 16)
+        self.head = torch.nn.Linear(16, 23)
+        self.register_buffer("cache", torch.zeros(32, 16))
+
+    def forward(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        self.cache[positions[0]] = self.embed(ids)[0]
+        seen = torch.arange(32)[None] <= positions[0][:, None]
+        return self.head(torch.tanh(seen.to(torch.float32) @ self.cache))[None]
+
+
+def test_a_module_with_a_cache_of_its_own_is_verified() -> None:
+    report = quick(Counter(), options=replace(OPTIONS, weights="f32", context=32))
+    assert report.ok, report.failed
 
 
 def test_a_damaged_artifact_exits_with_1(

@@ -172,6 +172,7 @@ def _check_size(artifact: Artifact, name: str) -> Check:
     if actual != record.nbytes:
         if name == WEIGHTS_FILE:
             with contextlib.suppress(ArtifactError):  # cut off: the size says it best
+                read_table(artifact.weights_file)
                 for check in _check_table(artifact):
                     if not check.ok:
                         return check
@@ -208,7 +209,10 @@ def _check_library(artifact: Artifact) -> list[Check]:
 def _check_table(artifact: Artifact) -> list[Check]:
     """Whether weights.bin is the one that the manifest was written with."""
     manifest = artifact.manifest
-    found, digest = read_table(artifact.weights_file)
+    try:
+        found, digest = read_table(artifact.weights_file)
+    except ArtifactError as error:
+        return [Check("weight table", False, str(error))]
     if digest == manifest.weights_digest:
         return [Check("weight table", True, f"{len(manifest.weights)} tensors, {digest[:12]}")]
     expected = weight_table(manifest.weights, manifest.weight_hashes)

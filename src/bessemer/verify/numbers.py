@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING
 
 from bessemer.artifact.reader import Artifact
 from bessemer.verify.compare import Comparison, compare_trials, report_comparisons, tolerance_of
-from bessemer.verify.reference import Reference, graph_reference, kept_graphs, torch_reference
+from bessemer.verify.reference import (
+    Reference,
+    graph_reference,
+    kept_graphs,
+    torch_reference,
+    torch_threads,
+)
 from bessemer.verify.report import NUMBERS, STAGES, Outcome, Report
 from bessemer.verify.stored import StoredTensors
 from bessemer.verify.trials import Trial, TrialPlan, run_trials
@@ -41,6 +47,10 @@ class Numbers:
 
     def check(self) -> None:
         """Run both, compare, and look closer at what differs."""
+        with torch_threads(self.threads if self.compilation is not None else None):
+            self._check()
+
+    def _check(self) -> None:
         trials: list[Trial] = []
         if not self.report.attempt(NUMBERS, "run", lambda: self._run(trials)):
             return
@@ -89,7 +99,7 @@ class Numbers:
             return graph_reference(graphs.imported, tensors.read), tensors
         imported, generated = self.compilation.imported, self.compilation.generated
         tensors = StoredTensors(self.artifact, generated.expressions, imported.checkpoint.read)
-        return torch_reference(imported, tensors.read, self.threads), tensors
+        return torch_reference(imported, tensors.read), tensors
 
     def _compare(self, trials: Sequence[Trial], reference: Reference) -> list[Comparison]:
         manifest, stage = self.artifact.manifest, "running the reference"

@@ -6,7 +6,8 @@ the artifact keeps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,14 +37,28 @@ class Reference:
     logits: Logits
 
 
-def torch_reference(imported: Imported, read: Read, threads: int | None = None) -> Reference:
+@contextlib.contextmanager
+def torch_threads(threads: int | None) -> Iterator[None]:
+    """Let PyTorch run with this many threads; None leaves it alone."""
+    if threads is None:
+        yield
+        return
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def torch_reference(imported: Imported, read: Read) -> Reference:
     """PyTorch's eager float32 model with the tensors that `read` gives."""
     import torch
 
     from bessemer.importer.reference import reference_logits
 
-    if threads is not None:
-        torch.set_num_threads(threads)
     return Reference(
         f"PyTorch {torch.__version__} float32, eager attention", reference_logits(imported, read)
     )
@@ -136,6 +151,7 @@ __all__ = [
     "kept_graphs",
     "run_graph",
     "torch_reference",
+    "torch_threads",
     "weight_expressions",
     "without_expressions",
 ]
