@@ -11,7 +11,17 @@ import torch
 
 from tests.behaviours.models import build, causal_lm, stepwise
 from tests.e2e.compiled import F32_ERROR, error, reference, token_ids
-from tests.importer.modules import CONTEXT, VOCAB, OwnCache, Plain, RankOne, seeded
+from tests.importer.modules import (
+    CONTEXT,
+    HEADS,
+    HIDDEN,
+    VOCAB,
+    WIDTH,
+    OwnCache,
+    Plain,
+    RankOne,
+    seeded,
+)
 
 
 def module_ids(count: int, seed: int = 0) -> list[int]:
@@ -40,16 +50,48 @@ def test_a_module_with_sdpa(make: Callable[[], torch.nn.Module], rank: int) -> N
     assert error(stepwise(model.session(), ids, 3), want) < F32_ERROR
 
 
-@pytest.mark.parametrize("style", ["index", "copy", "stacked"])
-def test_a_module_with_a_cache_of_its_own(style: str) -> None:
+class Stacked(torch.nn.Module):
+    """The keys and values of all layers in one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = torch.nn.Embedding(VOCAB, HIDDEN)
+        self.places = torch.nn.Embedding(CONTEXT, HIDDEN)
+        self.qkv = torch.nn.ModuleList(torch.nn.Linear(HIDDEN, 3 * HIDDEN) for _ in range(2))
+        self.register_buffer("cache", torch.zeros(2, 2, HEADS, CONTEXT, WIDTH))
+
+    def forward(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        x, at = self.tokens(ids) + self.places(positions), positions[0]
+        hidden = torch.arange(CONTEXT) > at[:, None]
+        for layer, qkv in enumerate(self.qkv):
+            parts = qkv(x[0]).chunk(3, -1)
+            q, k, v = (part.unflatten(-1, (HEADS, WIDTH)).transpose(0, 1) for part in parts)
+            self.cache[layer, 0][:, at] = k
+            self.cache[layer, 1][:, at] = v
+            scores = q @ self.cache[layer, 0].transpose(-1, -2) * WIDTH**-0.5
+            weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+            x = x + (weights @ self.cache[layer, 1]).transpose(0, 1).flatten(-2)
+        return torch.nn.functional.linear(x, self.tokens.weight)
+
+
+CACHES: dict[str, tuple[Callable[[], torch.nn.Module], set[str]]] = {
+    "index": (lambda: OwnCache("index"), {"k", "v", "seen"}),
+    "copy": (lambda: OwnCache("copy"), {"k", "v", "seen"}),
+    "half": (lambda: OwnCache("stacked"), {"k.1", "v.1", "seen"}),
+    "layers": (Stacked, {"cache.0.0", "cache.0.1", "cache.1.0", "cache.1.1"}),
+}
+
+
+@pytest.mark.parametrize("name", CACHES)
+def test_a_module_with_a_cache_of_its_own(name: str) -> None:
     """Its buffers become state: decoding equals a cold run, also after a rewind and in a fork."""
-    module = seeded(OwnCache(style))
-    model = build(module, context=CONTEXT, chunk=8)
-    assert {state.name for state in model.manifest.state.named} == {"k", "v", "seen"}
+    make, states = CACHES[name]
+    model = build(seeded(make()), context=CONTEXT, chunk=8)
+    assert {state.name for state in model.manifest.state.named} == states
     ids = module_ids(CONTEXT)
 
     def cold(tokens: list[int]) -> np.ndarray:
-        return eager(seeded(OwnCache(style)), tokens)
+        return eager(seeded(make()), tokens)
 
     session = model.session()
     assert error(stepwise(session, ids, 5), cold(ids)) < F32_ERROR

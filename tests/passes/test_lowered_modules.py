@@ -47,7 +47,9 @@ def test_a_cache_of_the_module_is_state(style):
     stepwise = logits_of_lowered(lowered.decode, read, [[i] for i in IDS])
     assert difference(stepwise, expected) < TOLERANCE
     for graph in (lowered.prefill, lowered.decode):
-        assert sorted(graph.updates) == ["k", "seen", "v"]
+        # Of the stacked ones only the half that is used is left.
+        k, v = ("k.1", "v.1") if style == "stacked" else ("k", "v")
+        assert sorted(graph.updates) == [k, "seen", v]
         states = {str(n.attrs["name"]): n.types[0] for n in graph.nodes() if n.op == "state"}
         assert all(graph.updates[name].type == kind for name, kind in states.items())
     assert np.isfinite(expected).all()

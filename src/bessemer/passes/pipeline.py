@@ -45,6 +45,7 @@ from bessemer.passes.sink_repeats import SinkRepeats
 from bessemer.passes.sink_transposes import SinkTransposes
 from bessemer.passes.sink_units import SinkUnits
 from bessemer.passes.specialize import Specialize
+from bessemer.passes.split_states import SplitStates
 
 PHASES: dict[str, tuple[Pass, ...]] = {
     "canonicalise": (
@@ -79,6 +80,7 @@ PHASES: dict[str, tuple[Pass, ...]] = {
         MergeQkv(),
         Moe(),
         CanonicalizeViews(),
+        SplitStates(),
     ),
     "select": (
         SelectRows(),
