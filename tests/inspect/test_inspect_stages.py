@@ -278,13 +278,28 @@ def test_an_artifact_without_its_source_shows_what_it_holds(folder: Path, tmp_pa
     manifest["source"]["path"] = "/nowhere/llama"
     (orphan / "manifest.json").write_text(json.dumps(manifest))
     subject = open_subject(orphan)
-    for name in ("weights", "abi", "memory", "graph", "mlir", "llvm", "asm", None):
+    for name in (*STAGES, None):
+        assert stage(subject, name)[0]
+    shutil.rmtree(orphan / "graph")
+    subject = open_subject(orphan)
+    for name in ("weights", "abi", "memory", "mlir", "llvm", "asm", None):
         assert stage(subject, name)[0]
     with pytest.raises(ArtifactError, match="/nowhere/llama"):
         stage(subject, "passes")
-    (orphan / "graph" / "forward_prefill.graph").write_text("graph @x {")
-    with pytest.raises(ArtifactError, match="damaged"):
-        stage(subject, "weights")
+
+
+def test_a_damaged_graph_is_named(folder: Path, tmp_path: Path) -> None:
+    damaged = Path(shutil.copytree(folder, tmp_path / "damaged"))
+    (damaged / "graph" / "imported.graph").write_text("graph @x {")
+    with pytest.raises(ArtifactError, match=r"imported\.graph"):
+        stage(open_subject(damaged), "passes")
+
+
+def test_code_from_the_kept_graph_is_the_same(source: Subject, compiled: Subject) -> None:
+    assert compiled.compilation is not compiled.located
+    again = compiled.compilation.generated
+    assert again.modules == source.compilation.generated.modules
+    assert again.weights == source.compilation.generated.weights
 
 
 def test_options_of_a_compiled_model_are_refused(folder: Path) -> None:

@@ -108,6 +108,11 @@ def test_senseless_arguments_are_refused(compiled: Path, options: dict) -> None:
         quick(compiled, **options)
 
 
+def test_the_command_line_refuses_what_is_no_number(compiled: Path) -> None:
+    assert main(["verify", str(compiled), "--lengths", "1,x"]) == 2
+    assert main(["verify", str(compiled), "--kv", "f32"]) == 2
+
+
 def test_options_of_a_compiled_model_are_refused(compiled: Path) -> None:
     with pytest.raises(UsageError, match="compiled already"):
         quick(compiled, options=OPTIONS)

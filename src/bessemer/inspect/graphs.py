@@ -21,16 +21,15 @@ def graph(subject: Subject, form: str, after: str | None) -> Page:
 
 
 def _whole(subject: Subject, form: str) -> str:
-    """A graph that the artifact keeps under ir/ (with locations) or graph/, or a new one."""
+    """A graph that the artifact keeps under ir/, or a new one."""
     name = "imported" if form == "imported" else f"forward_{form}"
     kept = subject.kept(f"ir/{name}.graph")
-    if kept is None and subject.source is None:
-        kept = subject.kept(f"graph/{name}.graph")
     if kept is not None:
         return kept
-    lowered = subject.compilation.lowered
+    compilation = subject.located
+    lowered = compilation.lowered
     graphs = {
-        "imported": subject.compilation.imported.graph,
+        "imported": compilation.imported.graph,
         "prefill": lowered.prefill,
         "decode": lowered.decode,
     }
@@ -41,7 +40,7 @@ def _after_pass(subject: Subject, after: str, form: str) -> str:
     """The graph after a pass: by name (its last run), or by the number that `passes` shows."""
     from bessemer.passes.pipeline import PassOptions, lower
 
-    imported = subject.compilation.imported.graph
+    imported = subject.located.imported.graph
     dumps = lower(imported, options=PassOptions(dump=True)).dumps
     wanted = [k for k in dumps if after in (k, k.split("-", 2)[2], k.split("-", 1)[0].lstrip("0"))]
     if form == "prefill":

@@ -13,7 +13,7 @@ from bessemer.inspect.subject import Subject
 def groups(subject: Subject) -> Page:
     """For each entry point: its functions, and the sequence of calls with loops and barriers."""
     text, data = "", {}
-    for name, entry in subject.compilation.generated.entries.items():
+    for name, entry in subject.located.generated.entries.items():
         table = [dict(row) for row in group_table(entry)]
         count = len(entry.calls)
         barriers = sum(c.barrier for c in entry.calls)

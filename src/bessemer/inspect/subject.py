@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -11,10 +12,20 @@ from bessemer.artifact.manifest import is_artifact
 from bessemer.artifact.reader import Artifact, read_manifest
 from bessemer.errors import ArtifactError, UsageError
 from bessemer.graph import Graph, GraphError, parse_graph
+from bessemer.verify.reference import IMPORTED_GRAPH
 
 if TYPE_CHECKING:
     from bessemer.backend.codegen import CompiledModule
     from bessemer.compiler import Compilation, CompileOptions
+
+
+@dataclass(frozen=True)
+class KeptModel:
+    """What an artifact keeps of an import: enough to generate its code again, without torch."""
+
+    graph: Graph
+    config: dict[str, Any]
+    capture: str
 
 
 @dataclass
@@ -32,14 +43,27 @@ class Subject:
 
     @cached_property
     def compilation(self) -> Compilation:
-        """The source up to MLIR. Raises BessemerError when there is no source."""
+        """The model up to MLIR: from the graph that an artifact keeps, which is fast, or from its
+        source. Raises BessemerError when there is neither.
+        """
+        kept = self.kept_graph(IMPORTED_GRAPH)
+        if self.artifact is None or kept is None:
+            return self.located
+        return _compile_kept(self.artifact, kept, self.options)
+
+    @cached_property
+    def located(self) -> Compilation:
+        """As `compilation`, from the source if possible: its ops know their modules and lines."""
         from bessemer.compiler import generate_model
 
-        if self.source is None:
+        if self.source is not None:
+            return generate_model(self.source, self.options)
+        kept = self.kept_graph(IMPORTED_GRAPH)
+        if self.artifact is None or kept is None:
             raise ArtifactError(
                 f"{self.name}: this stage is not kept in the compiled folder, and {self.reason}"
             )
-        return generate_model(self.source, self.options)
+        return _compile_kept(self.artifact, kept, self.options)
 
     def kept(self, path: str) -> str | None:
         """A text file of the artifact, or None when it has none of that name."""
@@ -86,6 +110,27 @@ class Subject:
             )
             self._objects[stem] = module
         return module
+
+
+def _compile_kept(artifact: Artifact, graph: Graph, options: CompileOptions) -> Compilation:
+    """Passes and code generation of the graph that an artifact keeps."""
+    from bessemer.backend.target import Target
+    from bessemer.codegen.generate import generate
+    from bessemer.compiler import Compilation, codegen_options
+    from bessemer.passes.pipeline import lower
+
+    manifest = artifact.manifest
+    target = Target.parse(options.target, options.cpu)
+    start = time.perf_counter()
+    lowered = lower(graph)
+    seconds = {"passes": time.perf_counter() - start}
+    generated = generate(
+        lowered.prefill,
+        lowered.decode,
+        codegen_options(options, target, manifest.context_length),
+    )
+    model: Any = KeptModel(graph, dict(manifest.config), options.capture)
+    return Compilation(model, options, target, lowered, generated, seconds=seconds)
 
 
 def open_subject(
