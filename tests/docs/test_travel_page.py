@@ -37,7 +37,7 @@ def sections(page: str) -> dict[str, str]:
 SHOWN = {
     "PyTorch": r"LlamaRMSNorm\(\(32,\), eps=1e-06\)",
     "ATen": r"aten\.rsqrt\.default\(%\w+\) : float32\[1, s\d+, 1\]",
-    "The imported graph": r"attention\(.*\{layer = 0.*// model\.layers\.0\.self_attn \(\S+\.py:\d+\)",
+    "The imported graph": r"attention\(.*\{layer = 0.*// model\.layers\.0\.self_attn \(\S+:\d+\)",
     "The passes": r"recognise +rms_norm .*rms_norm \+13",
     "The lowered graphs": r"linear\(.*\) \{has_residual = true\} : f32\[T, 32\]",
     "Groups": r"5 times:\n(?:  [ |] decode_\w+\n)+",
