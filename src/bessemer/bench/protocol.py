@@ -62,6 +62,11 @@ class Worker:
             env={**os.environ, **(env or {})},
         )
 
+    @property
+    def pid(self) -> int:
+        """The process's number."""
+        return self._process.pid
+
     def ask(self, op: str, *, timeout: float | None = None, **arguments: Any) -> Any:
         """The answer to a command. timeout: seconds.
 

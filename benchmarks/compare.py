@@ -1,0 +1,268 @@
+"""Bessemer and other engines side by side: the same weights, threads and token counts, in turns.
+
+    python benchmarks/compare.py MODEL [--peer-python PATH] [--precision f32,f16] [--out DIR]
+
+Every engine keeps the model in a process of its own. Each turn measures all of them, one after the
+other, beginning with another one; what is reported is the median of the turns. The machine's
+multiply-add and read peaks are measured in the same turns. See benchmarks/README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from engines import (
+    BESSEMER,
+    ENGINES,
+    PRECISIONS,
+    Engine,
+    Running,
+    Source,
+    bessemer_precisions,
+    describe,
+    huggingface_folder,
+    start_all,
+    start_bessemer,
+)
+from tables import markdown
+
+from bessemer.artifact.work import Work
+from bessemer.bench.machine import Peaks, Probes, describe_machine
+from bessemer.bench.plan import Demand, Trial, plan
+from bessemer.bench.protocol import WorkerError
+from bessemer.bench.results import Result
+
+# Between two engines, for the threads of the first to stop spinning.
+PAUSE = 0.5
+# Fewer turns than this say nothing on a machine that has anything else to do.
+LEAST_REPEAT = 5
+
+
+@dataclass
+class Round:
+    """One precision on one number of threads: who takes part, and what was measured."""
+
+    precision: str
+    threads: int
+    trials: Sequence[Trial]
+    running: list[Running]
+    absent: dict[str, str]
+    work: Work
+    chunk: int
+    peaks: list[Peaks] = field(default_factory=list)
+    seconds: dict[tuple[str, str], list[float]] = field(default_factory=dict)
+    load: list[float] = field(default_factory=list)
+
+    def measure(self, turn: int, probes: Probes) -> None:
+        """All engines, all trials. Turn 0 is not kept: it warms up."""
+        self.load.append(os.getloadavg()[0])
+        self.peaks.append(probes.measure(self.threads))
+        for trial in self.trials:
+            order = self.running[turn % len(self.running) :] + self.running
+            for engine in order[: len(self.running)]:
+                time.sleep(PAUSE)
+                try:
+                    seconds = engine.seconds(trial.op, trial.tokens, trial.depth)
+                except WorkerError as error:
+                    self._leave_out(engine, f"{trial.name}: {error}")
+                    continue
+                if turn:
+                    self.seconds.setdefault((engine.name, trial.name), []).append(seconds)
+
+    def _leave_out(self, engine: Running, reason: str) -> None:
+        say(f"{engine.name} is left out: {reason}")
+        self.absent[engine.name] = reason.splitlines()[-1]
+        engine.worker.close()
+        self.running.remove(engine)
+
+    def peak(self) -> Peaks:
+        """The best of all turns."""
+        best = self.peaks[0]
+        for other in self.peaks[1:]:
+            best = best.best(other)
+        return best
+
+    def results(self) -> list[dict[str, Any]]:
+        """An entry for each engine and trial. Shares are by Bessemer's count of operations and
+        bytes, for every engine.
+        """
+        found = []
+        for trial in self.trials:
+            demand = Demand.of(trial, self.work, self.chunk)
+            for engine in self.running:
+                seconds = self.seconds.get((engine.name, trial.name), [])
+                if seconds:
+                    result = Result(trial, self.threads, tuple(seconds), demand, self.peak())
+                    entry = {"engine": engine.name, "precision": self.precision}
+                    found.append(entry | result.to_json() | {"intensity": _intensity(demand)})
+        return found
+
+    def close(self) -> None:
+        for engine in self.running:
+            engine.worker.close()
+
+
+def _intensity(demand: Demand) -> float:
+    """Operations per byte read."""
+    return demand.flops / max(1, demand.weight_bytes + demand.cache_bytes)
+
+
+def say(text: str) -> None:
+    """Progress."""
+    print(f"compare: {text}", file=sys.stderr, flush=True)
+
+
+def run_round(
+    source: Source,
+    precision: str,
+    threads: int,
+    trials: Sequence[Trial],
+    engines: tuple[Engine, ...],
+    arguments: argparse.Namespace,
+    probes: Probes,
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Results of one precision on one number of threads, and a description of the round."""
+    say(f"{precision} on {threads} threads: starting {BESSEMER}")
+    ours, work, chunk = start_bessemer(source, precision, threads)
+    pythons = python_table(arguments.peer_python)
+
+    def python_of(engine: Engine) -> str:
+        return pythons.get(Path(engine.script).stem.removesuffix("_peer"), pythons[""])
+
+    peers, absent = start_all(source, precision, threads, engines, python_of, say)
+    this = Round(precision, threads, trials, [ours, *peers], dict(absent), work, chunk)
+    try:
+        for turn in range(arguments.repeat + 1):
+            say(f"{precision} on {threads} threads: " + (f"turn {turn}" if turn else "warm-up"))
+            this.measure(turn, probes)
+        peak = this.peak()
+        described = {
+            "precision": precision,
+            "threads": threads,
+            "engines": [describe(engine) for engine in this.running],
+            "absent": this.absent,
+            "flops_per_second": peak.flops,
+            "read_bytes_per_second": peak.bytes,
+            "load_average": this.load,
+        }
+        return this.results(), described
+    finally:
+        this.close()
+
+
+def compare(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Everything that is written down."""
+    work = arguments.work.resolve()
+    work.mkdir(parents=True, exist_ok=True)
+    source = Source(arguments.model, huggingface_folder(arguments.model, work), work)
+    trials = all_trials(arguments)
+    wanted = [e for e in ENGINES if arguments.engines is None or e.name in arguments.engines]
+    probes = Probes()
+    results: list[dict[str, Any]] = []
+    rounds: list[dict[str, Any]] = []
+    for threads in arguments.threads:
+        for precision in arguments.precision:
+            if precision not in bessemer_precisions():
+                say(f"{precision} is left out: this Bessemer doesn't have it")
+                continue
+            found, described = run_round(
+                source, precision, threads, trials, tuple(wanted), arguments, probes
+            )
+            results += found
+            rounds.append(described)
+    machine = describe_machine()
+    return {"model": arguments.model, "machine": machine, "rounds": rounds, "results": results}
+
+
+def all_trials(arguments: argparse.Namespace) -> list[Trial]:
+    """Prompts from the start, and tokens generated after each depth: what all engines can do."""
+    trials: list[Trial] = []
+    if any(arguments.prompt):
+        trials += plan(arguments.prompt, [], [0], arguments.context)
+    if any(arguments.generate):
+        trials += plan([], arguments.generate, arguments.depth, arguments.context)
+    if not trials or (any(arguments.generate) and min(arguments.depth) < 1):
+        raise SystemExit("give a --prompt or --generate above 0, and every --depth at least 1")
+    return trials
+
+
+def python_table(values: Sequence[str]) -> dict[str, str]:
+    """`PATH` for all peers (key ""), `NAME=PATH` for one: llamacpp, openvino, pytorch, ..."""
+    table = {"": sys.executable}
+    for value in values:
+        name, equals, path = value.partition("=")
+        table[name if equals else ""] = path if equals else value
+    return table
+
+
+def write(found: dict[str, Any], folder: Path, pythons: Sequence[str]) -> None:
+    """results.json, results.md, and plots by the first Python that has matplotlib."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "results.json"
+    path.write_text(json.dumps(found, indent=1), encoding="utf-8")
+    (folder / "results.md").write_text(markdown(found), encoding="utf-8")
+    script = Path(__file__).resolve().parent / "plots.py"
+    for python in pythons:
+        probe = [python, "-c", "import matplotlib"]
+        if subprocess.run(probe, capture_output=True, check=False).returncode == 0:
+            subprocess.run([python, str(script), str(path)], check=True)
+            return
+    say("no Python here has matplotlib: no plots (run benchmarks/plots.py on results.json later)")
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",") if part]
+
+
+def _names(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    found = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    add = found.add_argument
+    add("model", help="what `bessemer compile` takes")
+    add(
+        "--peer-python",
+        action="append",
+        default=[],
+        metavar="[NAME=]PATH",
+        help="the Python that has the other engines, or one of them (may be repeated)",
+    )
+    add("--engines", type=_names, help="by name, by comma; all by default")
+    add("--precision", type=_names, default=["f32", "f16"], help=f"of {', '.join(PRECISIONS)}")
+    add("--threads", type=_numbers, default=[os.cpu_count() or 1])
+    add("--prompt", type=_numbers, default=[512], help="lengths of prompts")
+    add("--generate", type=_numbers, default=[64], help="tokens to generate")
+    add("--depth", type=_numbers, default=[16, 2000], help="tokens held before generating")
+    add("--context", type=int, default=4096, help="tokens that a session can hold")
+    add("--repeat", type=int, default=LEAST_REPEAT, help="turns that count")
+    add("--work", type=Path, default=Path("build/compare"), help="for converted models")
+    add("--out", type=Path, default=Path("build/compare/results"), help="for the results")
+    return found  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compare, write, and show the table."""
+    arguments = parser().parse_args(argv)
+    if arguments.repeat < LEAST_REPEAT:
+        say(f"--repeat {arguments.repeat}: medians of fewer than {LEAST_REPEAT} are only a look")
+    found = compare(arguments)
+    pythons = [sys.executable, *python_table(arguments.peer_python).values()]
+    write(found, arguments.out, pythons)
+    sys.stdout.write(markdown(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
