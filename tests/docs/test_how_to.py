@@ -62,12 +62,18 @@ def test_the_example_works(name: str, tmp_path: Path) -> None:
         assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
 
 
-@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda p: p.stem)
+PAGES_WITH_PATHS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+ROOMS = sorted(p.name for p in (ROOT / "src" / "bessemer").iterdir() if p.is_dir())
+
+
+@pytest.mark.parametrize("page", PAGES_WITH_PATHS, ids=lambda p: p.stem)
 def test_links_and_paths_exist(page: Path) -> None:
-    """Relative links, and paths in backticks that look like files of the checkout."""
+    """Relative links, and paths in backticks: of the checkout, or of a room of the package."""
     text = page.read_text(encoding="utf-8")
     for target in re.findall(r"\]\((?!https?:)([^)#]+)", text):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
     new = set(read_page(text).files)
     for path in re.findall(r"`((?:src|tests|docs|examples|benchmarks)/[\w./-]+)`", text):
         assert (ROOT / path).exists() or path in new, f"{page.name} names {path}"
+    for path in re.findall(rf"`((?:{'|'.join(ROOMS)})/[\w/]+\.\w+)`", text):
+        assert (ROOT / "src" / "bessemer" / path).exists(), f"{page.name} names {path}"
