@@ -19,6 +19,7 @@ from bessemer.importer.capture import CausalLM, export
 from bessemer.importer.capture_errors import ModelRaised
 from bessemer.importer.checkpoint import Checkpoint, open_checkpoint
 from bessemer.importer.convert import Converted, convert, type_of
+from bessemer.importer.masks import note_windows
 from bessemer.importer.rows import check_rows
 from bessemer.importer.skeleton import from_config, read_config, use_ops, without_weights
 from bessemer.importer.weights import (
@@ -133,6 +134,7 @@ def _import_causal_lm(
         log.warning("model_type %s has not been tested; run `bessemer verify`", kind)
     use_ops(model)
     length_rope = rope.make_exportable(model)
+    note_windows(model)
     aliases = tied_names(model)
     converted, parameters = _converted(
         CausalLM(model), kind, checkpoint, aliases, capture, "model."
@@ -165,6 +167,7 @@ def _import_module(module: torch.nn.Module, capture: str) -> Imported:
         except ModelRaised as error:
             errors.append(error)  # perhaps it takes [T]
             continue
+        _checked(converted.graph)
         limit = getattr(module, "max_position_embeddings", None)
         return _imported(
             converted,
@@ -204,9 +207,12 @@ def _converted(
         checkpoint.require(resolver.missing)
     for extra, tensor in converted.extra.items():
         parameters[extra] = param(extra, type_of(tensor))
-    verify(converted.graph)
-    check_rows(converted.graph)
     return converted, parameters
+
+
+def _checked(graph: Graph) -> None:
+    verify(graph)
+    check_rows(graph)
 
 
 def _every_layer_attends(graph: Graph, model: PreTrainedModel) -> None:
@@ -214,10 +220,9 @@ def _every_layer_attends(graph: Graph, model: PreTrainedModel) -> None:
     count = model.config.get_text_config().num_hidden_layers
     layers = sorted(_number(n, "layer") for n in graph if n.op == "attention")
     if layers != list(range(count)):
-        absent = sorted(set(range(count)) - set(layers))
         raise UnsupportedError(
-            f"{type(model).__name__}: layers {absent} of {count} have no attention of their own "
-            "with a KV cache (recurrent, convolution or shared-KV layers)"
+            f"{type(model).__name__}: its {count} layers don't have one attention and KV cache "
+            f"each; attention was called for layers {layers}"
         )
 
 

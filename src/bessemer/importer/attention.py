@@ -111,13 +111,19 @@ def _interface(
     s_aux: torch.Tensor | None = None,
     **extra: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The attention function that transformers calls in place of its eager one."""
+    """The attention function that transformers calls in place of its eager one.
+
+    The window comes from `masks.note_windows`, not from `sliding_window`: eager attention obeys
+    the mask alone.
+    """
     _check(module, extra, dropout)
     if attention_mask is not None:
         raise UnsupportedError(
             f"{type(module).__name__} builds an attention mask of its own (a bias such as ALiBi, "
             "or a mask that is not causal or sliding); Bessemer's attention op is causal only"
         )
+    if not hasattr(module, "bessemer_window"):
+        raise UnsupportedError(f"{type(module).__name__}: attention outside the decoder's layers")
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     out = torch.ops.bessemer.attention(
         query,
@@ -126,7 +132,7 @@ def _interface(
         s_aux,
         int(module.layer_idx),
         scale,
-        int(sliding_window or 0),
+        module.bessemer_window,
         float(softcap or 0.0),
     )
     return out, None

@@ -150,10 +150,10 @@ def use_ops(model: PreTrainedModel) -> None:
 
     Raises UnsupportedError when the model does not go through transformers' interfaces.
     """
+    model.set_experts_implementation(IMPLEMENTATION)
     model.set_attn_implementation(IMPLEMENTATION)
     if model.config._attn_implementation != IMPLEMENTATION:
         raise UnsupportedError(
             f"{type(model).__name__} doesn't call transformers' attention interface, so its "
             "attention and cache can't be captured"
         )
-    model.set_experts_implementation(IMPLEMENTATION)
