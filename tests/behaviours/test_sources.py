@@ -9,6 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from bessemer.backend.link import compile_c, link_shared
+from bessemer.backend.target import Target
+from bessemer.compiler import CompileOptions, compile_model
+from bessemer.errors import ArtifactError
+from bessemer.runtime.model import Model
 from tests.behaviours.models import build, causal_lm, stepwise
 from tests.e2e.compiled import F32_ERROR, error, reference, token_ids
 from tests.importer.modules import (
@@ -123,3 +128,84 @@ def test_a_model_object_is_left_alone() -> None:
     assert all(torch.equal(v, before[k]) for k, v in torch_model.state_dict().items())
     want = reference(torch_model.eval(), ids)
     assert error(stepwise(model.session(), ids, 21), want) < F32_ERROR
+
+
+class Probabilities(torch.nn.Module):
+    """Its logits come from no linear layer directly, so that there is no hidden state to give."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Plain()
+
+    def forward(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return self.model(ids, positions).softmax(-1)
+
+
+def test_a_module_that_does_not_end_in_a_linear_layer() -> None:
+    module = seeded(Probabilities())
+    model = build(module, context=CONTEXT, chunk=8)
+    assert model.manifest.hidden_size == 0
+    ids = module_ids(CONTEXT)
+    assert error(stepwise(model.session(), ids, 5), eager(module, ids)) < F32_ERROR
+
+
+def test_capture_by_dynamo_gives_the_same_code(tmp_path: Path) -> None:
+    """The whole pipeline, not only the graph: equal libraries and weights."""
+    torch_model = causal_lm("gemma2")
+    ways = [build(torch_model, capture=way) for way in ("export", "dynamo")]
+    one, other = (model.manifest for model in ways)
+    assert one.files["model.so"] == other.files["model.so"]
+    assert one.weights_digest == other.weights_digest
+    ids = token_ids(33)
+    got = [stepwise(model.session(), ids, 21) for model in ways]
+    assert np.array_equal(*got)
+
+
+def test_a_baseline_cpu_gives_the_same_numbers() -> None:
+    torch_model = causal_lm("llama")
+    baseline = build(torch_model, cpu="baseline")
+    assert baseline.manifest.required_features == ()
+    ids = token_ids(33)
+    got = stepwise(baseline.session(), ids, 21)
+    assert error(got, reference(torch_model, ids)) < F32_ERROR
+    native = build(torch_model)
+    assert native.manifest.required_features
+    assert error(got, stepwise(native.session(), ids, 21)) < F32_ERROR
+
+
+def test_two_prefixed_models_in_one_program(tmp_path: Path) -> None:
+    """Linked into one library with one another: no symbol clashes, and each gives its logits."""
+    target, found = Target.native(), []
+    for name, model_type in (("one_", "llama"), ("two_", "gemma2")):
+        torch_model = causal_lm(model_type)
+        model = build(torch_model, prefix=name, context=32)
+        assert model.manifest.entry_points["forward_decode"] == f"{name}_mlir_ciface_forward_decode"
+        found.append((name, torch_model, model))
+    headers = "".join(f'#include "{model.path / "model.h"}"\n' for _, _, model in found)
+    calls = "".join(
+        f"void *p_{name}(void) {{ return (void *)&{model.manifest.entry_points[entry]}; }}\n"
+        for (name, _, model), entry in zip(
+            found, ("forward_prefill", "forward_decode"), strict=True
+        )
+    )
+    (tmp_path / "program.c").write_text(f"{headers}{calls}", encoding="utf-8")
+    compile_c(tmp_path / "program.c", tmp_path / "program.o", target)
+    archives = [model.path / "libmodel.a" for _, _, model in found]
+    link_shared([tmp_path / "program.o", *archives], tmp_path / "program.so", target)
+    ids = token_ids(20)
+    for _, torch_model, model in found:
+        got = stepwise(model.session(), ids, 12)
+        assert error(got, reference(torch_model, ids)) < F32_ERROR
+
+
+def test_another_machine(tmp_path: Path) -> None:
+    """Assembly for it; here such a model is refused by name."""
+    target = "riscv64" if Target.native().arch == "aarch64" else "aarch64"
+    options = CompileOptions("f16", context=32, target=target, emit=("asm",))
+    folder = compile_model(causal_lm("llama", num_hidden_layers=1), options, tmp_path / "model")
+    text = (folder / "ir" / "forward_decode.s").read_text()
+    assert "_mlir_ciface_forward_decode" in text
+    groups = (folder / "ir" / "groups_decode.s").read_text()
+    assert ("fmla" if target == "aarch64" else "fmadd") in groups
+    with pytest.raises(ArtifactError, match=rf"compiled for {target}.*this machine is"):
+        Model.load(folder)

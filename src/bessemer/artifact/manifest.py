@@ -98,7 +98,8 @@ class Manifest:
     weights, weight_hashes: the tensors of weights.bin, and the SHA-256 of each.
     files: relative path to size and hash, the manifest itself excluded.
     source: kind, name and content key of the checkpoint.  versions: of Bessemer and of what it
-    compiled with.  key: the cache's key, or "".
+    compiled with.  key: the cache's key, or "".  hidden_size: 0 where the logits come from no
+    linear layer, and no hidden state is given.
     """
 
     name: str
@@ -215,7 +216,7 @@ class Manifest:
             config=dict(model["config"]),
             generation_config=dict(model["generation_config"]),
             vocab_size=_whole(model["vocab_size"], "vocab_size", 1),
-            hidden_size=_whole(model["hidden_size"], "hidden_size", 1),
+            hidden_size=_whole(model["hidden_size"], "hidden_size", 0),
             options=dict(data["options"]),
             target=dict(data["target"]),
             required_features=tuple(map(str, data["required_features"])),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import re
 from pathlib import Path
 
 from bessemer.codegen.generate import Generated
@@ -58,9 +58,8 @@ def emit_header(generated: Generated, name: str, prefix: str = "") -> str:
     defines = "".join(f"#define {tag}{key} {value}LL\n" for key, value in sizes.items())
     native = _NATIVE_HEADER.read_text(encoding="utf-8")
     if prefix:
-        for symbol in _pool_functions(native):
-            native = native.replace(f" {symbol}(", f" {prefix}{symbol}(")
-            native = native.replace(f"*{symbol}(", f"*{prefix}{symbol}(")
+        native = re.sub(r"\b(bsm_\w+)\(", rf"{prefix}\1(", native)
+        native = native.replace("BESSEMER_POOL_H", f"{tag}BESSEMER_POOL_H")
     calls = "".join(
         _declaration(f"{prefix}_mlir_ciface_{entry}")
         for entry in ("forward_prefill", "forward_decode")
@@ -71,9 +70,3 @@ def emit_header(generated: Generated, name: str, prefix: str = "") -> str:
         f"{_CALL.replace('{prefix}', tag)}{calls}"
         "#ifdef __cplusplus\n}\n#endif\n#endif\n"
     )
-
-
-def _pool_functions(header: str) -> list[str]:
-    """Functions that native/bessemer.h declares."""
-    words = header.replace("*", " ").replace("(", " ( ").split()
-    return sorted({a for a, b in itertools.pairwise(words) if b == "(" and a.startswith("bsm_")})

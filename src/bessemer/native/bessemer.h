@@ -3,8 +3,9 @@
  * C11 and C++11; the implementation (pool.c) needs pthreads and nothing else.
  * A pool may serve many callers: it runs one job at a time, and the others queue.
  */
-#ifndef BESSEMER_H
-#define BESSEMER_H
+/* Types: the same for all the models of a program. */
+#ifndef BESSEMER_TYPES_H
+#define BESSEMER_TYPES_H
 
 #include <stdint.h>
 
@@ -34,14 +35,27 @@ typedef struct bsm_context {
     uint64_t reserved[8];    /* [0]: workers of the running fork; [1], [2]: published cancel */
 } bsm_context;
 
+typedef void (*bsm_task)(void *args, int64_t thread, int64_t threads);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
+
+/* Functions: a model with a prefix has its own, by names that begin with it. */
+#ifndef BESSEMER_POOL_H
+#define BESSEMER_POOL_H
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* A pool of `threads` workers (at least 1), of which the caller of a job is one. When the system
  * refuses threads the pool is smaller: see bsm_pool_size. NULL when there is no memory. */
 BSM_API bsm_pool *bsm_pool_create(int64_t threads);
 /* Ends and joins the workers. No call may be running or waiting on the pool. NULL is allowed. */
 BSM_API void bsm_pool_destroy(bsm_pool *pool);
 BSM_API int64_t bsm_pool_size(bsm_pool *pool);
-
-typedef void (*bsm_task)(void *args, int64_t thread, int64_t threads);
 
 /* Every worker runs fn(args, thread, threads) once; the caller is worker 0; returns when all are
  * done. Sets ctx->status to BSM_OK at the start. Inside another job it runs serially. */

@@ -119,7 +119,7 @@ def _manifest(manifest: Manifest, generated: Generated, entries: list[str]) -> M
         state=generated.state,
         scratch=generated.scratch,
         vocab_size=generated.vocab_size,
-        hidden_size=max(generated.hidden_size, 1),
+        hidden_size=generated.hidden_size,
         entry_points=symbols,
         prefix="",
     )
