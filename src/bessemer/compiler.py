@@ -71,6 +71,8 @@ class CompileOptions:
             raise UsageError(f"--context {self.context}: at least 1 token")
         if self.chunk < 1:
             raise UsageError(f"--chunk {self.chunk}: at least 1 row")
+        if self.prefix and not (self.prefix.isidentifier() and self.prefix.isascii()):
+            raise UsageError(f"--prefix {self.prefix}: it must be a C identifier")
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -108,7 +110,11 @@ def compile_model(
 
     Raises BessemerError of the stage that failed; nothing is left behind then.
     """
+    from bessemer.backend.link import require_tools
+    from bessemer.backend.target import Target
+
     start = time.perf_counter()
+    require_tools(Target.parse(options.target, options.cpu))
     compilation = generate_model(source, options, progress=progress)
     build_objects(compilation, progress=progress)
     return _write(compilation, output, key, start, progress)

@@ -63,7 +63,7 @@ def stepwise(session: Session, ids: Sequence[int], prefilled: int) -> np.ndarray
 
 def text_model(model_type: str = "llama", **over: Any) -> PreTrainedModel:
     """A tiny model whose vocabulary has room for the toy tokenizer."""
-    return causal_lm(model_type, vocab_size=TEXT_VOCAB, num_hidden_layers=2, **over)
+    return causal_lm(model_type, **{"vocab_size": TEXT_VOCAB, "num_hidden_layers": 2, **over})
 
 
 def save_folder(

@@ -34,6 +34,14 @@ _ELF_LINK_FLAGS = ("noexecstack", "text", "relro", "defs")
 _SYSTEM_LIBRARIES = ("libm.so.6", "libpthread.so.0", "libc.so.6")
 
 
+def require_tools(target: Target) -> None:
+    """Raise CompileError when there is no C compiler, linker or archiver for `target`: asked for
+    before minutes of work.
+    """
+    _compiler(target)
+    require_llvm_tool("llvm-ar")
+
+
 def link_shared(
     objects: Sequence[Path], out: Path, target: Target, soname: str | None = None
 ) -> None:
