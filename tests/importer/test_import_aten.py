@@ -58,6 +58,23 @@ def build_key(x: Tensor) -> Tensor:
     return y
 
 
+def in_regions(x: Tensor) -> Tensor:
+    with torch.enable_grad():
+        x = x * 2
+        with torch.autocast("cpu", enabled=False):
+            y = x.sin()
+    return x + y
+
+
+def from_a_copy(x: Tensor) -> Tensor:
+    """`long` copies, so that the in-place write does not reach x."""
+    y = x.long()
+    y.add_(3)
+    z = x.float()  # the same tensor: this write does
+    z.mul_(2)
+    return x + y
+
+
 def scattered_mask(x: Tensor) -> Tensor:
     mask = torch.zeros_like(x[0])
     mask.scatter_(1, x[0].topk(3, sorted=False)[1], 1)
@@ -182,6 +199,8 @@ CASES: dict[str, Fn] = {
     "in_place_read_through": lambda x, p: (lambda y, v: (y.add_(1), v * 2)[1])(
         z := x.clone(), z[..., :4]
     ),
+    "in_place_on_copies": lambda x, p: from_a_copy(x.clone()),
+    "regions": lambda x, p: in_regions(x),
     "written_halves": lambda x, p: build_key(x),
 }
 

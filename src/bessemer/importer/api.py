@@ -18,7 +18,8 @@ from bessemer.importer.architectures import SUPPORTED, check_config
 from bessemer.importer.capture import CausalLM, export
 from bessemer.importer.capture_errors import ModelRaised
 from bessemer.importer.checkpoint import Checkpoint, open_checkpoint
-from bessemer.importer.convert import Converted, convert, type_of
+from bessemer.importer.convert import Converted, convert
+from bessemer.importer.fx_nodes import type_of
 from bessemer.importer.masks import note_windows
 from bessemer.importer.rows import check_rows
 from bessemer.importer.skeleton import from_config, read_config, use_ops, without_weights

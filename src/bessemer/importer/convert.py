@@ -10,16 +10,13 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import sympy
 import torch
 from torch.export.graph_signature import InputKind
 
 from bessemer.errors import UnsupportedError
 from bessemer.graph import DType, Graph, GraphError, TensorType, Value, constant, emit, param
-from bessemer.graph.dims import Dim, Size
 from bessemer.importer import (  # noqa: F401  (the families enter their functions into the table)
     aten_contractions,
     aten_elementwise,
@@ -27,17 +24,25 @@ from bessemer.importer import (  # noqa: F401  (the families enter their functio
     aten_reductions,
     aten_views,
 )
-from bessemer.importer.aten import TABLE, Builder, Complex, Handler, NoMapping, dtype_of
+from bessemer.importer.aten import TABLE, Builder, Complex, Handler, NoMapping
 from bessemer.importer.aten_views import VIEWS, part_back
+from bessemer.importer.fx_nodes import (
+    TOKENS,
+    live_nodes,
+    location,
+    may_be_view,
+    mutated,
+    owner_of,
+    region_of,
+    shares_memory,
+    size_of,
+    type_of,
+)
 
-TOKENS = Dim.sym("T")
 # A buffer that is not in the checkpoint goes into the graph as a constant up to this many
 # elements (rotary frequencies); beyond it becomes a weight, so that the graph stays small.
 INLINE_ELEMENTS = 1024
-# Higher-order ops that only set a mode: (target name, position of the inner graph).
-_REGIONS = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}
 _UNKNOWN = "no graph op for it"
-_SPLITS = ("chunk", "split", "split_with_sizes", "unbind", "tensor_split")
 
 
 @dataclass(frozen=True)
@@ -92,103 +97,6 @@ class Problems:
             raise UnsupportedError(head + "\n".join(self.found))
 
 
-def location(node: torch.fx.Node, prefix: str = "") -> str:
-    """`module.path (file.py:line)` of the model's own innermost source line."""
-    stack = node.meta.get("nn_module_stack") or {}
-    path = [entry[0] for entry in stack.values()][-1] if stack else ""
-    path = path.replace("L['self'].", "").replace("L['self']", "").removeprefix(prefix)
-    lines = [x.strip() for x in (node.meta.get("stack_trace") or "").splitlines() if "File" in x]
-    home = str(Path(torch.__file__).parent)
-    own = [x for x in lines if home not in x] or lines
-    if not own:
-        return path
-    pieces = own[-1].split('"')
-    number = pieces[2].split("line ")[1].split(",")[0]
-    return f"{path} ({Path(pieces[1]).name}:{number})".strip()
-
-
-def size_of(size: Any) -> Size:
-    """A torch size as a graph size. Raises NoMapping when it is not linear in the token count."""
-    if isinstance(size, int):
-        return size
-    expr = size.node.expr if isinstance(size, torch.SymInt) else size
-    return _linear(sympy.expand(expr))
-
-
-def _linear(expr: Any) -> Size:
-    if expr.is_Integer:
-        return int(expr)
-    if expr.is_Symbol:
-        if str(expr).startswith("u"):
-            raise NoMapping("a size that depends on the data")
-        return TOKENS
-    if expr.is_Add:
-        total: Size = 0
-        for term in expr.args:
-            total = _linear(term) + total
-        return total
-    if expr.is_Mul:
-        first, *rest = expr.args
-        if first.is_Integer and len(rest) == 1:
-            return _linear(rest[0]) * int(first)
-    raise NoMapping(f"the size {expr} is not a multiple of the number of tokens")
-
-
-def type_of(value: torch.Tensor) -> TensorType:
-    return TensorType(dtype_of(value.dtype), tuple(size_of(s) for s in value.shape))
-
-
-def _mutated(node: torch.fx.Node) -> torch.fx.Node | None:
-    """The operand that a node writes in place, if any."""
-    schema = getattr(node.target, "_schema", None)
-    if node.op != "call_function" or schema is None or not schema.is_mutable:
-        return None
-    for argument, value in zip(schema.arguments, node.args, strict=False):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            return value
-    return None
-
-
-def _owner(node: torch.fx.Node) -> torch.fx.Node:
-    """The node whose memory a node may share, through views and in-place ops."""
-    while node.op == "call_function" and node.args and isinstance(node.args[0], torch.fx.Node):
-        name = str(node.target)
-        split = node.target is operator.getitem or name.split(".")[1:2] in [[s] for s in _SPLITS]
-        if not (name in VIEWS or split or _mutated(node) is not None):
-            break
-        node = node.args[0]
-    return node
-
-
-def _region(node: torch.fx.Node) -> int | None:
-    """Where a higher-order op that only sets a mode has its inner graph."""
-    return _REGIONS.get(getattr(node.target, "__name__", ""), _REGIONS.get(str(node.target)))
-
-
-def _shares(node: torch.fx.Node) -> bool:
-    """Whether a possible view did keep its operand's memory when it was traced."""
-    values = [node.args[0].meta.get("val"), node.meta.get("val")]
-    first, second = (v[0] if isinstance(v, (list, tuple)) else v for v in values)
-    return first.untyped_storage()._cdata == second.untyped_storage()._cdata
-
-
-def live_nodes(graph: torch.fx.Graph) -> set[torch.fx.Node]:
-    """Nodes that the outputs or the written buffers need; asserts and unused masks are not."""
-    nodes = list(graph.nodes)
-    writes = [(n, _owner(m)) for n in nodes if (m := _mutated(n)) is not None]
-    live: set[torch.fx.Node] = set()
-    queue = [n for n in nodes if n.op == "output"]
-    queue += [n for n, owner in writes if owner.op == "placeholder"]
-    while queue:
-        node = queue.pop()
-        if node in live:
-            continue
-        live.add(node)
-        queue += node.all_input_nodes
-        queue += [n for n, owner in writes if owner is _owner(node) and n not in live]
-    return live
-
-
 @dataclass
 class Converter:
     """Walks a program once. Use `convert`."""
@@ -212,7 +120,7 @@ class Converter:
     def run(self) -> Converted:
         graph = self.program.graph
         self.live = live_nodes(graph)
-        self.mutating = any(_mutated(n) is not None for n in self.live)
+        self.mutating = any(mutated(n) is not None for n in self.live)
         self.leaves(graph)
         results = self.body(graph)
         self.problems.check(self.name)
@@ -225,7 +133,7 @@ class Converter:
     # --- leaves --------------------------------------------------------------------------------
 
     def leaves(self, graph: torch.fx.Graph) -> None:
-        written = {_owner(m) for n in self.live if (m := _mutated(n)) is not None}
+        written = {owner_of(m) for n in self.live if (m := mutated(n)) is not None}
         inputs = iter(("ids", "positions"))
         ids = TensorType(DType.I64, (1, TOKENS))
         placeholders = {n.name: n for n in graph.nodes if n.op == "placeholder"}
@@ -370,7 +278,7 @@ class Converter:
         handler = self.handler(node)
         if handler is None:
             raise NoMapping(_UNKNOWN)
-        written = _mutated(node)
+        written = mutated(node)
         args = [self.argument(a) for a in node.args]
         kwargs = {k: self.argument(v) for k, v in node.kwargs.items() if k not in _IGNORED}
         builder = self.builder(node)
@@ -378,7 +286,7 @@ class Converter:
             result = self.applied(handler, builder, args, kwargs)
             self.slots[written].write(self.checked(node, builder, result))
             return self.slots[written]
-        if self.mutating and self.is_view(node):
+        if self.mutating and may_be_view(node) and shares_memory(node):
             return self.view(node, handler, builder, args, kwargs)
         result = self.applied(handler, builder, args, kwargs)
         if isinstance(result, (tuple, list)) and not isinstance(result, Complex):
@@ -390,12 +298,12 @@ class Converter:
         """The table's function for a node; `mul_` is `mul`."""
         name = str(node.target)
         base, _, overload = name.rpartition(".")
-        in_place = _mutated(node) is not None
+        in_place = mutated(node) is not None
         return TABLE.get(f"{base.removesuffix('_')}.{overload}" if in_place else name)
 
     def is_plumbing(self, node: torch.fx.Node) -> bool:
         """Whether a node only picks a result or holds an inner graph."""
-        return node.target is operator.getitem or _region(node) is not None
+        return node.target is operator.getitem or region_of(node) is not None
 
     def builder(self, node: torch.fx.Node) -> Builder:
         meta = node.meta["val"]
@@ -426,11 +334,6 @@ class Converter:
         return self.layers - 1
 
     # --- views and regions ---------------------------------------------------------------------
-
-    def is_view(self, node: torch.fx.Node) -> bool:
-        name = str(node.target)
-        split = name.split(".")[1] in _SPLITS if name.count(".") else False
-        return (name in VIEWS or split) and _shares(node)
 
     def view(
         self, node: torch.fx.Node, handler: Handler, b: Builder, args: list[Any], kwargs: dict
@@ -466,7 +369,7 @@ class Converter:
 
     def region(self, node: torch.fx.Node) -> Any:
         """The ops of an inner graph that only sets a mode (no_grad, autocast)."""
-        at = _region(node)
+        at = region_of(node)
         assert at is not None
         inner = self.slots[node.args[at]].graph
         operands = node.args[at + 1 :]
