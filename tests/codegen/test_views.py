@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from bessemer.codegen.views import Buffer, View, dense_strides, view_through, whole
+from bessemer.errors import CompileError
 from bessemer.graph import Dim, DType, Shape, TensorType, build, param
 
 T = Dim.sym("T")
@@ -78,5 +79,6 @@ def test_what_needs_a_copy() -> None:
 def test_strides() -> None:
     assert dense_strides((T, 3, 4)) == (12, 4, 1)
     assert dense_strides(()) == ()
-    with pytest.raises(TypeError, match="leading"):
-        dense_strides((3, T))
+    assert dense_strides((3, T, 4)) == (4, 12, 1), "rows are outermost wherever they stand"
+    with pytest.raises(CompileError, match="square of the number of tokens"):
+        dense_strides((T, T))
