@@ -24,6 +24,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from bessemer.backend.tools import require_llvm_tool, run_tool
 from bessemer.compiler import CompileOptions, compile_model
 from bessemer.importer.capture import CausalLM, export
+from bessemer.importer.masks import note_windows
 from bessemer.importer.skeleton import use_ops, without_weights
 from bessemer.inspect.graphs import graph
 from bessemer.inspect.groups import groups, sequence_text
@@ -136,6 +137,7 @@ def aten(travel: Travel) -> str:
     copied = without_weights(travel.module)
     assert isinstance(copied, LlamaForCausalLM)
     use_ops(copied)
+    note_windows(copied)
     program = export(CausalLM(copied), "export")
     calls = [n for n in program.graph.nodes if n.op == "call_function"]
     rows = []
