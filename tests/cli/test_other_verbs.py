@@ -77,6 +77,21 @@ def test_compile_refuses(
     assert message in done.err
 
 
+@pytest.mark.parametrize("absent", ["torch", "llvmlite.binding"])
+def test_an_installation_that_only_runs_models(
+    bessemer: Run, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, absent: str
+) -> None:
+    """What compiling needs and isn't there is an error that says what to install."""
+
+    def compile_model(*arguments: object, **options: object) -> None:
+        raise ModuleNotFoundError(f"No module named {absent!r}", name=absent)
+
+    monkeypatch.setattr("bessemer.api.compile_model", compile_model)
+    done = bessemer("compile", checkpoint)
+    assert done.code == 1
+    assert f"{absent} is not installed; to compile models: pip install" in done.err
+
+
 def test_compile_into_somebodys_folder(
     bessemer: Run, checkpoint: Path, tmp_path: Path, compilations: Callable[[], int]
 ) -> None:

@@ -21,6 +21,11 @@ EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE
 
+# Imported when a model is compiled; an installation that only runs models is without them.
+COMPILING_MODULES = frozenset(
+    {"gguf", "huggingface_hub", "llvmlite", "mlir", "safetensors", "torch", "transformers"}
+)
+
 VERBS = {
     "compile": "Compile a model to native code.",
     "run": "Answer one prompt.",
@@ -63,6 +68,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UsageError as error:
         fail(str(error))
         return EXIT_USAGE
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in COMPILING_MODULES:
+            raise
+        fail(f"{error.name} is not installed; to compile models: pip install 'bessemer[compile]'")
+        return EXIT_ERROR
     except BrokenPipeError:
         _forget_stdout()
         return EXIT_BROKEN_PIPE
