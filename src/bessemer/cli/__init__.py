@@ -79,6 +79,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BessemerError as error:
         fail(str(error))
         return EXIT_ERROR
+    except OSError as error:
+        # A full disk behind a redirected output, a file that went away.
+        _forget_stdout()
+        where = f"{error.filename}: " if error.filename else ""
+        fail(f"{where}{error.strerror or error}")
+        return EXIT_ERROR
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED

@@ -27,7 +27,7 @@ class StorageOptions:
     """How a model is compiled when it isn't yet."""
 
     weights: Annotated[
-        str | None, Parameter(help="Storage of the weights: f32, f16 or bf16 (default f16).")
+        str | None, Parameter(help="Storage of the weights: f32, f16, bf16 or q8_0 (default f16).")
     ] = None
     kv: Annotated[str, Parameter(help="Storage of the KV cache: f32 or f16.")] = "f16"
     context: Annotated[

@@ -14,6 +14,9 @@ from bessemer.runtime.cpu import default_threads
 from bessemer.runtime.library import Library, Pool
 from bessemer.runtime.weights import load_weights
 
+# More workers than any machine has cores; each takes a stack and a part of the scratch memory.
+MOST_THREADS = 1024
+
 
 @dataclass(frozen=True)
 class Engine:
@@ -41,8 +44,8 @@ class Engine:
         threads: as many as this process may use cores when None.  weights_mode: see
         `weights.load_weights`.
         """
-        if threads is not None and threads < 1:
-            raise UsageError(f"threads is {threads}; it must be at least 1")
+        if threads is not None and not 1 <= threads <= MOST_THREADS:
+            raise UsageError(f"threads is {threads}; it must be from 1 to {MOST_THREADS}")
         library = Library(artifact.library, artifact.manifest)
         pool = library.create_pool(threads or default_threads())
         return cls(artifact.manifest, library, pool, load_weights(artifact, weights_mode))
