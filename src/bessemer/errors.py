@@ -23,6 +23,10 @@ class CompileError(BessemerError):
     """Compilation failed after the graph was built (a pass, MLIR, LLVM or the linker)."""
 
 
+class TargetError(CompileError, UsageError):
+    """A target or CPU that the user named and that does not exist or does not fit."""
+
+
 class ArtifactError(BessemerError):
     """A compiled artifact is missing, damaged, or does not fit this machine."""
 

@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 
-from bessemer.errors import CompileError
+from bessemer.errors import TargetError
 
 # CPU name of the architecture's smallest member.
 BASELINE_CPU = {"x86_64": "x86-64", "aarch64": "generic", "riscv64": "generic-rv64"}
@@ -105,17 +105,17 @@ def of_cpu(arch: str, cpu: str) -> frozenset[str]:
     command = [sys.executable, "-m", "ziglang", "build-obj", "--show-builtin"]
     command += ["-target", f"{arch}-linux", f"-mcpu={cpu.replace('-', '_')}"]
     if not re.fullmatch(r"[A-Za-z0-9_\-.]+", cpu):
-        raise CompileError(f"Unknown CPU '{cpu}' for {arch}")
+        raise TargetError(f"Unknown CPU '{cpu}' for {arch}")
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if "No module named" in done.stderr:
-        raise CompileError(
+        raise TargetError(
             f"The features of CPU '{cpu}' are looked up with ziglang, which is missing: "
             "pip install ziglang, or use native or baseline"
         )
     found = re.search(r"featureSet\(&\.\{(.*?)\}\)", done.stdout, re.DOTALL)
     if done.returncode != 0 or found is None:
         names = ", ".join(re.findall(r"^ (\S+)$", done.stderr, re.MULTILINE)).replace("_", "-")
-        raise CompileError(
+        raise TargetError(
             f"Unknown CPU '{cpu}' for {arch}: use native, baseline"
             + (f", {names}" if names else "")
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bessemer.backend import features as feature_tables
-from bessemer.errors import CompileError
+from bessemer.errors import TargetError
 
 NATIVE = "native"
 BASELINE = "baseline"
@@ -67,7 +67,7 @@ class Target:
             cpu = NATIVE if target == NATIVE else BASELINE
         if cpu == NATIVE:
             if triple != host.triple:
-                raise CompileError(
+                raise TargetError(
                     f"--cpu native is this machine ({host.triple}), but the target is {triple}: "
                     "name a CPU, or use --cpu baseline"
                 )
@@ -160,7 +160,7 @@ class Target:
             if not good or not all(isinstance(n, str) for n in names):
                 raise TypeError("not strings")
         except (KeyError, TypeError) as error:
-            raise CompileError(f"The target entry is malformed ({error}): {data!r}") from error
+            raise TargetError(f"The target entry is malformed ({error}): {data!r}") from error
         return Target(triple, cpu, tuple(names))
 
 
@@ -168,7 +168,7 @@ def _arch_of(triple: str) -> str:
     arch = triple.split("-", 1)[0]
     arch = _ARCH_ALIASES.get(arch, arch)
     if arch not in feature_tables.BASELINE_CPU:
-        raise CompileError(
+        raise TargetError(
             f"Unknown target '{triple}': the architecture must be one of "
             + ", ".join(feature_tables.BASELINE_CPU)
         )
@@ -184,7 +184,7 @@ def _normalise(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9_.\-]+", text) or not any(
         part.startswith(_SYSTEMS) for part in parts[1:3]
     ):
-        raise CompileError(
+        raise TargetError(
             f"Unknown target '{text}': write native, an architecture "
             f"({', '.join(feature_tables.BASELINE_CPU)}) or a triple such as "
             "aarch64-unknown-linux-gnu"
