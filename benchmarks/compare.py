@@ -15,7 +15,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -159,8 +159,10 @@ def run_round(
         this.close()
 
 
-def compare(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Everything that is written down."""
+def compare(
+    arguments: argparse.Namespace, keep: Callable[[dict[str, Any]], object]
+) -> dict[str, Any]:
+    """Everything that is written down. keep: called after each round with what there is so far."""
     work = arguments.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
     source = Source(arguments.model, huggingface_folder(arguments.model, work), work)
@@ -169,6 +171,12 @@ def compare(arguments: argparse.Namespace) -> dict[str, Any]:
     probes = Probes()
     results: list[dict[str, Any]] = []
     rounds: list[dict[str, Any]] = []
+    everything = {
+        "model": arguments.model,
+        "machine": describe_machine(),
+        "rounds": rounds,
+        "results": results,
+    }
     for threads in arguments.threads:
         for precision in arguments.precision:
             if precision not in bessemer_precisions():
@@ -179,8 +187,8 @@ def compare(arguments: argparse.Namespace) -> dict[str, Any]:
             )
             results += found
             rounds.append(described)
-    machine = describe_machine()
-    return {"model": arguments.model, "machine": machine, "rounds": rounds, "results": results}
+            keep(everything)
+    return everything
 
 
 def all_trials(arguments: argparse.Namespace) -> list[Trial]:
@@ -204,17 +212,22 @@ def python_table(values: Sequence[str]) -> dict[str, str]:
     return table
 
 
-def write(found: dict[str, Any], folder: Path, pythons: Sequence[str]) -> None:
-    """results.json, results.md, and plots by the first Python that has matplotlib."""
+def write(found: dict[str, Any], folder: Path) -> Path:
+    """results.json, whose path is returned, and results.md."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "results.json"
     path.write_text(json.dumps(found, indent=1), encoding="utf-8")
     (folder / "results.md").write_text(markdown(found), encoding="utf-8")
+    return path
+
+
+def draw(results: Path, pythons: Sequence[str]) -> None:
+    """Plots beside the results, by the first Python that has matplotlib."""
     script = Path(__file__).resolve().parent / "plots.py"
     for python in pythons:
         probe = [python, "-c", "import matplotlib"]
         if subprocess.run(probe, capture_output=True, check=False).returncode == 0:
-            subprocess.run([python, str(script), str(path)], check=True)
+            subprocess.run([python, str(script), str(results)], check=True)
             return
     say("no Python here has matplotlib: no plots (run benchmarks/plots.py on results.json later)")
 
@@ -257,9 +270,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     if arguments.repeat < LEAST_REPEAT:
         say(f"--repeat {arguments.repeat}: medians of fewer than {LEAST_REPEAT} are only a look")
-    found = compare(arguments)
-    pythons = [sys.executable, *python_table(arguments.peer_python).values()]
-    write(found, arguments.out, pythons)
+    found = compare(arguments, lambda so_far: write(so_far, arguments.out))
+    if found["results"]:
+        pythons = [sys.executable, *python_table(arguments.peer_python).values()]
+        draw(write(found, arguments.out), pythons)
     sys.stdout.write(markdown(found))
     return 0
 
