@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -216,14 +217,18 @@ def test_a_settled_file_is_hashed_once(tmp_path: Path, monkeypatch: pytest.Monke
 
     path = tmp_path / "weights"
     path.write_bytes(b"abc")
-    os.utime(path, ns=(1, 1))
+    clock = time.time_ns
+    monkeypatch.setattr(files.time, "time_ns", lambda: clock() + 2 * files.SETTLED_NS)
     first = files.content_hash(path)
+    monkeypatch.setattr(files.time, "time_ns", clock)
     hashed: list[int] = []
     real = files.hashlib.sha256
     monkeypatch.setattr(files.hashlib, "sha256", lambda *a: hashed.append(1) or real(*a))
     assert files.content_hash(path) == first
     assert not hashed
+    before = path.stat()
     path.write_bytes(b"abd")
-    assert files.content_hash(path) != first
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert files.content_hash(path) != first, "the same size and time of modification"
     assert files.content_hash(path) != first
     assert len(hashed) == 2, "a file changed a moment ago may change again unseen"

@@ -29,7 +29,7 @@ SETTLED_NS = 2_000_000_000
 """Age from which a modification time identifies a content: clocks of file systems tick coarsely
 (up to 2 s), and a file may change twice within a tick."""
 
-_hashes: dict[tuple[str, int, int, int], str] = {}
+_hashes: dict[tuple[str, int, int, int, int], str] = {}
 
 
 def damaged(path: Path, what: str, tensor: str | None = None) -> CheckpointError:
@@ -136,12 +136,14 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 def content_hash(path: Path) -> str:
     """SHA-256 of a whole file, hexadecimal.
 
-    Remembered within this process as long as size, modification time and inode stay the same,
-    unless the file was modified just now.
+    Remembered within this process as long as size, inode, and the times of the last modification
+    and status change stay the same, unless the file changed just now. (The modification time alone
+    can be set by anyone.)
     """
     with _open_regular(path) as stream:
         status = os.fstat(stream.fileno())
-        key = (str(path.resolve()), status.st_size, status.st_mtime_ns, status.st_ino)
+        times = (status.st_mtime_ns, status.st_ctime_ns)
+        key = (str(path.resolve()), status.st_size, status.st_ino, *times)
         if key in _hashes:
             return _hashes[key]
         digest = hashlib.sha256()
@@ -149,6 +151,6 @@ def content_hash(path: Path) -> str:
         window = memoryview(buffer)
         while count := stream.readinto(buffer):  # type: ignore[attr-defined]
             digest.update(window[:count])
-        if time.time_ns() - status.st_mtime_ns > SETTLED_NS:
+        if time.time_ns() - max(times) > SETTLED_NS:
             _hashes[key] = digest.hexdigest()
         return digest.hexdigest()
