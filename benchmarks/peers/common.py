@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,24 @@ def serve(peer: Any) -> None:
     """Answer commands with the methods of `peer`."""
     names = ("version", "convert", "load", "prefill", "decode")
     protocol().serve({name: getattr(peer, name) for name in names})
+
+
+class WholeAnswers:
+    """Measuring an engine that only gives whole answers: by when each token was there."""
+
+    def _generate(self, prompt: int, tokens: int) -> list[float]:
+        """Clock times at which each of `tokens` new tokens was there, after a prompt."""
+        raise NotImplementedError
+
+    def prefill(self, tokens: int, depth: int, threads: int) -> dict[str, float]:
+        if depth:
+            raise ValueError("prompts are measured from the start")
+        start = time.perf_counter()
+        return {"seconds": self._generate(tokens, 1)[0] - start}
+
+    def decode(self, tokens: int, depth: int, threads: int) -> dict[str, float]:
+        times = self._generate(depth, tokens + 1)
+        return {"seconds": times[tokens] - times[0]}
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:

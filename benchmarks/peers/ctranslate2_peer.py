@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import ctranslate2
-from common import serve, token_ids
+from common import WholeAnswers, serve, token_ids
 
 # "int8" keeps activations in int8 as well.
 FORMATS = {"f32": "float32", "q8_0": "int8"}
 
 
-class CTranslate2:
+class CTranslate2(WholeAnswers):
     """A generator on token strings; single tokens are timed by its callback."""
 
     def version(self) -> str:
@@ -48,16 +48,6 @@ class CTranslate2:
             callback=lambda step: times.append(time.perf_counter()),
         )
         return times
-
-    def prefill(self, tokens: int, depth: int, threads: int) -> dict[str, float]:
-        if depth:
-            raise ValueError("prompts are measured from the start")
-        start = time.perf_counter()
-        return {"seconds": self._generate(tokens, 1)[0] - start}
-
-    def decode(self, tokens: int, depth: int, threads: int) -> dict[str, float]:
-        times = self._generate(depth, tokens + 1)
-        return {"seconds": times[tokens] - times[0]}
 
 
 if __name__ == "__main__":

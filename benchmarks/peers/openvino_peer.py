@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import openvino as ov
 import openvino_genai as genai
-from common import read_config, serve, token_ids
+from common import WholeAnswers, read_config, serve, token_ids
 
 FORMATS = {"f32": "fp32", "f16": "fp16", "q8_0": "int8"}
 
 
-class OpenVino:
+class OpenVino(WholeAnswers):
     """LLMPipeline on token ids; single tokens are timed by its streaming callback."""
 
     def version(self) -> str:
@@ -57,16 +57,6 @@ class OpenVino:
         ids = ov.Tensor(np.array([self.ids[:prompt]], np.int64))
         self.pipe.generate(ids, options, Ticks())
         return times
-
-    def prefill(self, tokens: int, depth: int, threads: int) -> dict[str, float]:
-        if depth:
-            raise ValueError("prompts are measured from the start")
-        start = time.perf_counter()
-        return {"seconds": self._generate(tokens, 1)[0] - start}
-
-    def decode(self, tokens: int, depth: int, threads: int) -> dict[str, float]:
-        times = self._generate(depth, tokens + 1)
-        return {"seconds": times[tokens] - times[0]}
 
 
 if __name__ == "__main__":

@@ -143,6 +143,8 @@ def test_what_not_every_engine_can_do_is_refused(words: list[str]) -> None:
 def test_every_engine_has_its_script() -> None:
     for engine in engines.ENGINES:
         text = (engines.PEERS / engine.script).read_text(encoding="utf-8")
+        if "(WholeAnswers)" in text:
+            text += (engines.PEERS / "common.py").read_text(encoding="utf-8")
         for command in ("version", "convert", "load", "prefill", "decode"):
             assert f"def {command}(" in text
         assert set(engine.precisions) <= set(engines.PRECISIONS)

@@ -41,8 +41,8 @@ def touches(call: Call, plan: ArenaPlan) -> list[Touch]:
         writes = access.role == "out"
         if buffer.kind == "arena":
             start = plan.offsets[buffer]
-            size = next(x.nbytes for x in plan.lifetimes if x.buffer is buffer)
-            found.append(Touch("arena", start, start + size, writes, split, rows, buffer))
+            end = start + plan.sizes[buffer]
+            found.append(Touch("arena", start, end, writes, split, rows, buffer))
         elif buffer.kind in ("output", "state"):
             region = f"{buffer.kind}:{buffer.name}"
             found.append(Touch(region, 0, 1, writes, split, rows, None))

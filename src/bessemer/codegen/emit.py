@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-PAYLOAD_INDENT = "  "
+INDENT = "  "
 
 
 def f32_literal(value: float) -> str:
@@ -59,7 +59,6 @@ class Fn:
         self._lines: list[str] = []
         self._depth = 2
         self._count = 0
-        self._prefix: list[str] = []
 
     # --- text -----------------------------------------------------------------------------------
 
@@ -68,7 +67,7 @@ class Fn:
         return f"%{hint}{self._count}"
 
     def line(self, text: str) -> None:
-        self._lines.append(PAYLOAD_INDENT * self._depth + text)
+        self._lines.append(INDENT * self._depth + text)
 
     def comment(self, text: str) -> None:
         self.line(f"// {text}")
@@ -84,11 +83,11 @@ class Fn:
         results = f" -> ({', '.join(self._results)})" if self._results else ""
         attributes = f" attributes {{{self._attributes}}}" if self._attributes else ""
         visibility = "private " if self._private else ""
-        pad = PAYLOAD_INDENT * 2
+        pad = INDENT * 2
         constants = [f"{pad}{name} = {text}" for text, name in self._constants.items()]
-        head = f"{PAYLOAD_INDENT}func.func {visibility}@{self.name}({args}){results}{attributes} {{"
+        head = f"{INDENT}func.func {visibility}@{self.name}({args}){results}{attributes} {{"
         tail = [] if self._results else [f"{pad}return"]
-        return "\n".join([head, *constants, *self._lines, *tail, f"{PAYLOAD_INDENT}}}"]) + "\n"
+        return "\n".join([head, *constants, *self._lines, *tail, f"{INDENT}}}"]) + "\n"
 
     # --- constants ------------------------------------------------------------------------------
 

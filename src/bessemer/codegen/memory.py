@@ -25,9 +25,10 @@ class Lifetime:
 
 @dataclass(frozen=True)
 class ArenaPlan:
-    """offsets: buffer -> byte offset in the arena."""
+    """offsets, sizes: buffer -> byte offset in the arena, and bytes of it."""
 
     offsets: dict[Buffer, int]
+    sizes: dict[Buffer, int]
     lifetimes: tuple[Lifetime, ...]
     nbytes: int
 
@@ -54,7 +55,8 @@ def plan_arena(program: Program, rows: int) -> ArenaPlan:
         offsets[life.buffer] = offset
         placed.append((life, offset))
         total = max(total, offset + align(life.nbytes))
-    return ArenaPlan(offsets, lifetimes, total)
+    sizes = {life.buffer: life.nbytes for life in lifetimes}
+    return ArenaPlan(offsets, sizes, lifetimes, total)
 
 
 def _lifetimes(program: Program, rows: int) -> tuple[Lifetime, ...]:

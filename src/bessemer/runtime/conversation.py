@@ -6,12 +6,12 @@ token ids begin with, and feeds the rest: mostly the last answer's end and the n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from bessemer.errors import ContextLengthError
-from bessemer.runtime.generate import Generation, GenerationResult, generate_stream
-from bessemer.runtime.model import Model, common_prefix, sampling_options
+from bessemer.runtime.generate import Generation, generate_stream
+from bessemer.runtime.model import Model, Pieces, common_prefix, sampling_options
 
 
 class Conversation:
@@ -76,7 +76,7 @@ class Conversation:
         return Answer(self, question, generation, len(ids))
 
 
-class Answer(Iterator[str]):
+class Answer(Pieces):
     """An answer in pieces.
 
     prompt_tokens: of the whole conversation up to the answer, of which only the new ones are fed
@@ -90,33 +90,11 @@ class Answer(Iterator[str]):
         generation: Generation,
         prompt_tokens: int,
     ) -> None:
-        self._conversation = conversation
-        self._question: dict[str, Any] | None = question
-        self._generation = generation
-        self.prompt_tokens = prompt_tokens
-
-    def __next__(self) -> str:
-        try:
-            return next(self._generation)
-        except StopIteration:
-            question, self._question = self._question, None
+        def ended() -> None:
             # A question that was taken back before its first token was never asked.
-            if question is not None and self.result.tokens:
+            if self.result.tokens:
                 answer = {"role": "assistant", "content": self.result.text}
-                self._conversation.messages += [question, answer]
-            raise
+                conversation.messages += [question, answer]
 
-    @property
-    def result(self) -> GenerationResult:
-        """The outcome. Raises UsageError while the answer isn't over."""
-        return self._generation.result
-
-    def cancel(self) -> None:
-        """End the answer within the running step."""
-        self._generation.cancel()
-
-    def complete(self) -> GenerationResult:
-        """Take all pieces; returns the result."""
-        for _ in self:
-            pass
-        return self.result
+        super().__init__(generation, ended)
+        self.prompt_tokens = prompt_tokens

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -213,21 +213,23 @@ class Model:
             self._idle.append(session)
 
 
-class Stream(Iterator[str]):
-    """Pieces of an answer; `result` when they are taken. `cancel()` ends it from any thread."""
+class Pieces(Iterator[str]):
+    """Pieces of an answer; `result` when they are taken. `cancel()` ends it from any thread.
 
-    def __init__(self, model: Model, session: Session, generation: Generation) -> None:
-        self._model = model
-        self._session: Session | None = session
+    ended: called once, when the last piece was taken.
+    """
+
+    def __init__(self, generation: Generation, ended: Callable[[], None]) -> None:
         self._generation = generation
+        self._ended: Callable[[], None] | None = ended
 
     def __next__(self) -> str:
         try:
             return next(self._generation)
         except StopIteration:
-            session, self._session = self._session, None
-            if session is not None:
-                self._model._give_back(session)
+            ended, self._ended = self._ended, None
+            if ended is not None:
+                ended()
             raise
 
     @property
@@ -244,6 +246,13 @@ class Stream(Iterator[str]):
         for _ in self:
             pass
         return self.result
+
+
+class Stream(Pieces):
+    """An answer of a session that the model lends for it."""
+
+    def __init__(self, model: Model, session: Session, generation: Generation) -> None:
+        super().__init__(generation, lambda: model._give_back(session))
 
 
 def sampling_options(values: Mapping[str, Any]) -> SamplingOptions:

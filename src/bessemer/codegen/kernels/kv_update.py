@@ -7,6 +7,8 @@ the cache's element (nearest even). A row with a negative position is padding an
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from bessemer.artifact.layout import KEY_BLOCK
 from bessemer.codegen.emit import Fn
 from bessemer.codegen.group import CodegenTarget, GroupSpec, Kernel, register
@@ -14,29 +16,48 @@ from bessemer.codegen.kernels.kv_address import KVCache, kv_cache
 from bessemer.codegen.kernels.vectors import Array, columns, operand
 
 
+@dataclass(frozen=True)
+class Update:
+    """The operands of a cache update, its sizes, and the layer's cache."""
+
+    k: Array
+    v: Array
+    positions: Array
+    heads: int
+    key_width: int
+    value_width: int
+    cache: KVCache
+
+    @staticmethod
+    def open(f: Fn, spec: GroupSpec, target: CodegenTarget) -> Update:
+        k, v, positions, slots, state = (operand(spec, i) for i in range(5))
+        heads, key_width = (int(n) for n in spec.operands[0].shape[1:])
+        value_width = int(spec.operands[1].shape[2])
+        cache = kv_cache(
+            f,
+            state.name,
+            slots,
+            "%lit0",
+            kv_heads=heads,
+            key_width=key_width,
+            value_width=value_width,
+            element=target.kv_dtype,
+        )
+        return Update(k, v, positions, heads, key_width, value_width, cache)
+
+
 def emit(f: Fn, spec: GroupSpec, target: CodegenTarget) -> None:
-    k, v, positions, slots, state = (operand(spec, i) for i in range(5))
-    heads, key_width = (int(n) for n in spec.operands[0].shape[1:])
-    value_width = int(spec.operands[1].shape[2])
-    cache = kv_cache(
-        f,
-        state.name,
-        slots,
-        "%lit0",
-        kv_heads=heads,
-        key_width=key_width,
-        value_width=value_width,
-        element=target.kv_dtype,
-    )
+    update = Update.open(f, spec, target)
+    cache, v = update.cache, update.v
     with f.loop("%begin", "%end") as row:
-        position = f.cast_index(positions.load(f, row.iv), "i64", "index")
+        position = f.cast_index(update.positions.load(f, row.iv), "i64", "index")
         with f.when(f.cmp("sge", position, f.index(0))):
             block = cache.block_of(f, f.div(position, f.index(KEY_BLOCK)))
             within = f.rem(position, f.index(KEY_BLOCK))
-            with f.loop(f.index(0), f.index(heads)) as head:
+            with f.loop(f.index(0), f.index(update.heads)) as head:
                 place = (head.iv, block, within)
-                _write_keys(f, k, row.iv, cache, place, key_width, target.lanes)
-                for at, width in columns(f, value_width, target.lanes):
+                _write_keys(f, update.k, row.iv, cache, place, update.key_width, target.lanes)
+                for at, width in columns(f, update.value_width, target.lanes):
                     part = v.vload(f, width, row.iv, head.iv, at)
                     cache.values.vstore(f, part, width, *place, at)
 

@@ -15,6 +15,7 @@ from bessemer.artifact.layout import KEY_BLOCK
 from bessemer.codegen.emit import Fn
 from bessemer.codegen.group import CodegenTarget, GroupSpec, Kernel, register
 from bessemer.codegen.kernels.kv_address import KVCache, kv_cache
+from bessemer.codegen.kernels.kv_update import Update
 from bessemer.codegen.kernels.vectors import Array, operand
 from bessemer.codegen.payload.scalar import Scalars
 from bessemer.graph.dtypes import DType
@@ -22,31 +23,20 @@ from bessemer.graph.dtypes import DType
 
 def emit_kv_update(f: Fn, spec: GroupSpec, target: CodegenTarget) -> None:
     """k[ROWS, Hkv, D], v[ROWS, Hkv, Dv], positions, slots, state: one element at a time."""
-    k, v, positions, slots, state = (operand(spec, i) for i in range(5))
-    heads, key_width = (int(n) for n in spec.operands[0].shape[1:])
-    value_width = int(spec.operands[1].shape[2])
-    cache = kv_cache(
-        f,
-        state.name,
-        slots,
-        "%lit0",
-        kv_heads=heads,
-        key_width=key_width,
-        value_width=value_width,
-        element=target.kv_dtype,
-    )
+    update = Update.open(f, spec, target)
+    cache = update.cache
     with f.loop("%begin", "%end") as row:
-        position = f.cast_index(positions.load(f, row.iv), "i64", "index")
+        position = f.cast_index(update.positions.load(f, row.iv), "i64", "index")
         with (
             f.when(f.cmp("sge", position, f.index(0))),
-            f.loop(f.index(0), f.index(heads)) as head,
+            f.loop(f.index(0), f.index(update.heads)) as head,
         ):
             block, within = _place(f, cache, position)
-            with f.loop(f.index(0), f.index(key_width)) as at:
-                one = f.narrow(k.load(f, row.iv, head.iv, at.iv), cache.keys.element)
+            with f.loop(f.index(0), f.index(update.key_width)) as at:
+                one = f.narrow(update.k.load(f, row.iv, head.iv, at.iv), cache.keys.element)
                 cache.keys.store(f, one, head.iv, block, at.iv, within)
-            with f.loop(f.index(0), f.index(value_width)) as at:
-                one = f.narrow(v.load(f, row.iv, head.iv, at.iv), cache.values.element)
+            with f.loop(f.index(0), f.index(update.value_width)) as at:
+                one = f.narrow(update.v.load(f, row.iv, head.iv, at.iv), cache.values.element)
                 cache.values.store(f, one, head.iv, block, within, at.iv)
 
 
