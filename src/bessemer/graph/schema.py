@@ -6,7 +6,7 @@ and infers the result types. The op families are in `bessemer.graph.ops`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -121,11 +121,52 @@ def param(name: str, type_: TensorType) -> Value:
 
 
 @dataclass
+class WindowState:
+    """One stream of a layer that pools windows of token rows.
+
+    pending: position -> (values, gates) of a token row.  rows: number -> compressed row.
+    """
+
+    pending: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    rows: dict[int, np.ndarray] = field(default_factory=dict)
+
+    def rewind(self, length: int, rate: int) -> None:
+        """Keep what the first `length` positions gave."""
+        self.pending = {p: v for p, v in self.pending.items() if p < length}
+        self.rows = {s: row for s, row in self.rows.items() if s < length // rate}
+
+    def window(self, positions: Iterable[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Values and gates [N, W] of token rows; those at negative positions have no weight."""
+        some = next(iter(self.pending.values()))
+        nothing = (np.zeros_like(some[0]), np.full_like(some[1], -np.inf))
+        rows = [nothing if p < 0 else self.pending[p] for p in positions]
+        return np.stack([v for v, _ in rows]), np.stack([g for _, g in rows])
+
+    def stacked(self, count: int, width: int) -> np.ndarray:
+        """The first `count` compressed rows [count, width]."""
+        return np.stack([*(self.rows[s] for s in range(count)), np.zeros(width, np.float32)])[:-1]
+
+
+@dataclass
 class Env:
-    """State of a reference evaluation: KV rows and positions per layer, and named states."""
+    """State of a reference evaluation: KV rows and positions per layer, windows that are pooled
+    per layer and stream, and named states."""
 
     kv: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = field(default_factory=dict)
+    windows: dict[tuple[int, str], WindowState] = field(default_factory=dict)
     states: dict[str, np.ndarray] = field(default_factory=dict)
     inputs: Mapping[str, np.ndarray] = field(default_factory=dict)
     read: Callable[[str], np.ndarray] | None = None
     sizes: dict[str, int] = field(default_factory=dict)
+
+    def extend_kv(
+        self, layer: int, k: np.ndarray, v: np.ndarray, at: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """A layer's keys, values and positions with new rows, those at or after them dropped."""
+        held = self.kv.get(layer)
+        if held is not None:
+            keep = held[2] < at.min()
+            rows = zip(held, (k, v, at), strict=True)
+            k, v, at = (np.concatenate([old[keep], new]) for old, new in rows)
+        self.kv[layer] = (k, v, at)
+        return k, v, at

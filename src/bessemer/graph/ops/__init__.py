@@ -1,5 +1,25 @@
 """The op families. Importing this package registers every schema."""
 
-from bessemer.graph.ops import contraction, elementwise, fused, leaves, movement, reduction
+from bessemer.graph.ops import (
+    compressed,
+    contraction,
+    elementwise,
+    fused,
+    leaves,
+    movement,
+    reduction,
+    rounding,
+    streams,
+)
 
-__all__ = ["contraction", "elementwise", "fused", "leaves", "movement", "reduction"]
+__all__ = [
+    "compressed",
+    "contraction",
+    "elementwise",
+    "fused",
+    "leaves",
+    "movement",
+    "reduction",
+    "rounding",
+    "streams",
+]

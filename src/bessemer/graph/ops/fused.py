@@ -16,26 +16,34 @@ from bessemer.graph.dtypes import DType
 from bessemer.graph.ops.elementwise import ACTIVATIONS, sigmoid
 from bessemer.graph.schema import REQUIRED, GraphError, OpSchema, register
 
+# Gated activations that clamp the gate and the up projection first.
+CLAMPED = ("silu_clamped", "swiglu_clamped")
+
 
 def gated(gate: np.ndarray, up: np.ndarray, attrs: Mapping[str, Any]) -> np.ndarray:
-    """act(gate) * up. `swiglu_clamped` is gpt-oss's: with g = min(gate, limit) and
-    u = clip(up, -limit, limit): (u + 1) * g * sigmoid(alpha * g).
+    """act(gate) * up. Clamped ones first limit both, g = min(gate, limit) and u = clip(up, -limit,
+    limit): `silu_clamped` is silu(g) * u, `swiglu_clamped` (gpt-oss's) is
+    (u + 1) * g * sigmoid(alpha * g).
     """
     name = attrs["activation"]
-    if name == "swiglu_clamped":
-        limit, alpha = np.float32(attrs["limit"]), np.float32(attrs["alpha"])
-        g, u = np.minimum(gate, limit), np.clip(up, -limit, limit)
-        return ((u + 1) * g * sigmoid(alpha * g)).astype(gate.dtype)
-    return (ACTIVATIONS[name](gate) * up).astype(gate.dtype)
+    if name not in CLAMPED:
+        return (ACTIVATIONS[name](gate) * up).astype(gate.dtype)
+    limit, alpha = np.float32(attrs["limit"]), np.float32(attrs["alpha"])
+    g, u = np.minimum(gate, limit), np.clip(up, -limit, limit)
+    if name == "silu_clamped":
+        return (g * sigmoid(g) * u).astype(gate.dtype)
+    return ((u + 1) * g * sigmoid(alpha * g)).astype(gate.dtype)
 
 
 def _check_activation(attrs: Mapping[str, Any], clamped: bool = False) -> None:
     name = attrs["activation"]
-    if name not in ACTIVATIONS and not (clamped and name == "swiglu_clamped"):
+    if name not in ACTIVATIONS and not (clamped and name in CLAMPED):
         raise GraphError(f"unknown activation {name!r}")
 
 
-def _optional(attrs: Mapping[str, Any], values: Sequence[Any], names: Sequence[str]) -> dict:
+def optional_operands(
+    attrs: Mapping[str, Any], values: Sequence[Any], names: Sequence[str]
+) -> dict:
     """Optional operands in their fixed order, those whose `has_...` attribute holds."""
     rest = iter(values)
     found = {n: next(rest) if attrs[f"has_{n}"] else None for n in names}
@@ -50,7 +58,7 @@ def _optional(attrs: Mapping[str, Any], values: Sequence[Any], names: Sequence[s
 def _linear_type(types: Sequence[TensorType], attrs: Mapping[str, Any]) -> TensorType:
     x, w, *rest = types
     _check_activation(attrs)
-    optional = _optional(attrs, rest, ("bias", "residual"))
+    optional = optional_operands(attrs, rest, ("bias", "residual"))
     if w.rank != 2 or x.shape[-1] != w.shape[1]:
         raise GraphError(f"linear({x}, {w}): weights are [N, K] with K the last size of x")
     result = TensorType(x.dtype, (*x.shape[:-1], w.shape[0]))
@@ -64,7 +72,7 @@ def _linear_type(types: Sequence[TensorType], attrs: Mapping[str, Any]) -> Tenso
 
 def _linear(x: np.ndarray, w: np.ndarray, *rest: Any) -> np.ndarray:
     *operands, attrs = rest
-    optional = _optional(attrs, operands, ("bias", "residual"))
+    optional = optional_operands(attrs, operands, ("bias", "residual"))
     y = x @ w.T
     if optional["bias"] is not None:
         y = y + optional["bias"]
@@ -89,7 +97,7 @@ register(
 def _glu_type(types: Sequence[TensorType], attrs: Mapping[str, Any]) -> TensorType:
     x, w, *rest = types
     _check_activation(attrs, clamped=True)
-    _optional(attrs, rest, ("bias",))
+    optional_operands(attrs, rest, ("bias",))
     if w.rank != 3 or w.shape[0] != 2 or x.shape[-1] != w.shape[2]:
         raise GraphError(f"glu_linear({x}, {w}): weights are [2, N, K]")
     return TensorType(x.dtype, (*x.shape[:-1], w.shape[1]))
@@ -97,7 +105,7 @@ def _glu_type(types: Sequence[TensorType], attrs: Mapping[str, Any]) -> TensorTy
 
 def _glu_linear(x: np.ndarray, w: np.ndarray, *rest: Any) -> np.ndarray:
     *operands, attrs = rest
-    bias = _optional(attrs, operands, ("bias",))["bias"]
+    bias = optional_operands(attrs, operands, ("bias",))["bias"]
     gate, up = x @ w[0].T, x @ w[1].T
     if bias is not None:
         gate, up = gate + bias[0], up + bias[1]
@@ -174,34 +182,43 @@ def _rope_type(types: Sequence[TensorType], attrs: Mapping[str, Any]) -> TensorT
         raise GraphError(f"rope style {attrs['style']!r} is neither half nor interleaved")
     if x.rank < 3 or cos != sin or cos.shape[:-1] != x.shape[:-2]:
         raise GraphError(f"rope({x}, {cos}, {sin}): x[..., T, H, D] with tables [..., T, rotary/2]")
-    half, width = cos.shape[-1], x.shape[-1]
-    if isinstance(half, int) and isinstance(width, int) and 2 * half > width:
-        raise GraphError(f"rope rotates {2 * half} of {width} elements")
+    half, width, offset = cos.shape[-1], x.shape[-1], attrs["offset"]
+    if isinstance(half, int) and isinstance(width, int) and not 0 <= offset <= width - 2 * half:
+        raise GraphError(f"rope rotates {2 * half} of {width} elements, from element {offset}")
     return x
 
 
-def _rope(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, attrs: Mapping[str, Any]) -> np.ndarray:
+def rotate(
+    x: np.ndarray, cos: np.ndarray, sin: np.ndarray, style: str, offset: int = 0
+) -> np.ndarray:
+    """x[..., D] with 2 * half elements from `offset` rotated; the tables' leading dimensions
+    broadcast to those of x."""
     half = cos.shape[-1]
-    c, s = cos[..., None, :], sin[..., None, :]
-    rotated, rest = x[..., : 2 * half], x[..., 2 * half :]
-    if attrs["style"] == "half":
+    end = offset + 2 * half
+    rotated = x[..., offset:end]
+    if style == "half":
         a, b = rotated[..., :half], rotated[..., half:]
-        parts = np.concatenate([a * c - b * s, b * c + a * s], axis=-1)
+        parts = np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
     else:
         a, b = rotated[..., 0::2], rotated[..., 1::2]
-        parts = np.stack([a * c - b * s, b * c + a * s], axis=-1).reshape(rotated.shape)
-    return np.concatenate([parts, rest], axis=-1).astype(x.dtype)
+        parts = np.stack([a * cos - b * sin, b * cos + a * sin], axis=-1).reshape(rotated.shape)
+    return np.concatenate([x[..., :offset], parts, x[..., end:]], axis=-1).astype(x.dtype)
+
+
+def _rope(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, attrs: Mapping[str, Any]) -> np.ndarray:
+    return rotate(x, cos[..., None, :], sin[..., None, :], attrs["style"], attrs["offset"])
 
 
 register(
     OpSchema(
         "rope",
         (3, 3),
-        {"style": "half"},
+        {"style": "half", "offset": 0},
         _rope_type,
         _rope,
-        doc="Rotary embedding of the first 2*half elements of each head: x[..., T, H, D] with "
-        "cos and sin [..., T, half]. half pairs i with i+half, interleaved pairs 2i with 2i+1.",
+        doc="Rotary embedding of 2*half elements of each head, the first ones or those from "
+        "`offset`: x[..., T, H, D] with cos and sin [..., T, half]. half pairs i with i+half, "
+        "interleaved pairs 2i with 2i+1.",
     )
 )
 
@@ -210,7 +227,7 @@ register(
 
 def _attention_type(types: Sequence[TensorType], attrs: Mapping[str, Any]) -> TensorType:
     q, k, v, positions, *rest = types
-    _optional(attrs, rest, ("sinks",))
+    optional_operands(attrs, rest, ("sinks",))
     if not (q.rank == k.rank == v.rank >= 3):
         raise GraphError(f"attention({q}, {k}, {v}) needs [..., T, heads, width]")
     heads, kv_heads = q.shape[-2], k.shape[-2]
@@ -257,18 +274,11 @@ def _attention(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, positions: np.ndarray, *rest: Any
 ) -> np.ndarray:
     *operands, attrs, env = rest
-    sinks = _optional(attrs, operands, ("sinks",))["sinks"]
+    sinks = optional_operands(attrs, operands, ("sinks",))["sinks"]
     shape = (*q.shape[:-1], v.shape[-1])
     q, k, v = (a.reshape(-1, *a.shape[-2:]) for a in (q, k, v))
     at = positions.reshape(-1)
-    held = env.kv.get(attrs["layer"])
-    if held is not None:
-        keep = held[2] < at.min()
-        k, v = np.concatenate([held[0][keep], k]), np.concatenate([held[1][keep], v])
-        key_at = np.concatenate([held[2][keep], at])
-    else:
-        key_at = at
-    env.kv[attrs["layer"]] = (k, v, key_at)
+    k, v, key_at = env.extend_kv(attrs["layer"], k, v, at)
     allowed = key_at[None] <= at[:, None]
     if attrs["window"]:
         allowed &= key_at[None] > at[:, None] - attrs["window"]
@@ -300,7 +310,7 @@ for _name, _doc in {
 def _expert_type(types: Sequence[TensorType], attrs: Mapping[str, Any]) -> TensorType:
     x, indices, w, *rest = types
     _check_activation(attrs, clamped=attrs["gated"])
-    _optional(attrs, rest, ("bias",))
+    optional_operands(attrs, rest, ("bias",))
     if w.rank != (4 if attrs["gated"] else 3) or w.shape[-1] != x.shape[-1]:
         raise GraphError(f"expert_linear({x}, {indices}, {w}): weights are [E, (2,) N, K]")
     if x.shape[:-1] not in (indices.shape[:-1], indices.shape):
@@ -310,7 +320,7 @@ def _expert_type(types: Sequence[TensorType], attrs: Mapping[str, Any]) -> Tenso
 
 def _expert_linear(x: np.ndarray, indices: np.ndarray, w: np.ndarray, *rest: Any) -> np.ndarray:
     *operands, attrs = rest
-    bias = _optional(attrs, operands, ("bias",))["bias"]
+    bias = optional_operands(attrs, operands, ("bias",))["bias"]
     if x.ndim == indices.ndim:
         x = np.broadcast_to(x[..., None, :], (*indices.shape, x.shape[-1]))
     result = np.zeros((*indices.shape, w.shape[-2]), x.dtype)
@@ -342,7 +352,7 @@ register(
 def _moe_type(types: Sequence[TensorType], attrs: Mapping[str, Any]) -> TensorType:
     x, indices, scores, gate_up, down, *rest = types
     _check_activation(attrs, clamped=True)
-    _optional(attrs, rest, ("gate_up_bias", "down_bias"))
+    optional_operands(attrs, rest, ("gate_up_bias", "down_bias"))
     if indices.shape != scores.shape or indices.dtype != DType.I64:
         raise GraphError(f"moe: indices {indices} and scores {scores}")
     if gate_up.rank != 4 or gate_up.shape[1] != 2 or down.rank != 3:
@@ -359,7 +369,7 @@ def _moe(
     *rest: Any,
 ) -> np.ndarray:
     *operands, attrs = rest
-    bias = _optional(attrs, operands, ("gate_up_bias", "down_bias"))
+    bias = optional_operands(attrs, operands, ("gate_up_bias", "down_bias"))
 
     def expert(x: np.ndarray, w: np.ndarray, b: np.ndarray | None, gated: bool) -> np.ndarray:
         extra = () if b is None else (b,)
