@@ -15,7 +15,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -236,8 +236,14 @@ def _numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",") if part]
 
 
-def _names(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
+def _names(text: str, known: Collection[str]) -> list[str]:
+    """Names by comma. An unknown one would be left out in silence."""
+    names = [part.strip() for part in text.split(",") if part.strip()]
+    unknown = [name for name in names if name not in known]
+    if unknown or not names:
+        what = f"unknown: {', '.join(unknown)}" if unknown else "names are needed"
+        raise argparse.ArgumentTypeError(f"{what}; known: {', '.join(known)}")
+    return names
 
 
 def parser() -> argparse.ArgumentParser:
@@ -252,8 +258,18 @@ def parser() -> argparse.ArgumentParser:
         metavar="[NAME=]PATH",
         help="the Python that has the other engines, or one of them (may be repeated)",
     )
-    add("--engines", type=_names, help="by name, by comma; all by default")
-    add("--precision", type=_names, default=["f32", "f16"], help=f"of {', '.join(PRECISIONS)}")
+    names = [engine.name for engine in ENGINES]
+    add(
+        "--engines",
+        type=lambda text: _names(text, names),
+        help=f"by comma, of {', '.join(names)}; all by default",
+    )
+    add(
+        "--precision",
+        type=lambda text: _names(text, PRECISIONS),
+        default=["f32", "f16"],
+        help=f"by comma, of {', '.join(PRECISIONS)}",
+    )
     add("--threads", type=_numbers, default=[os.cpu_count() or 1])
     add("--prompt", type=_numbers, default=[512], help="lengths of prompts")
     add("--generate", type=_numbers, default=[64], help="tokens to generate")

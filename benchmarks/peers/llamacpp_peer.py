@@ -27,7 +27,7 @@ class LlamaCpp:
         return f"llama-cpp-python {llama.__version__} ({features.strip()})"
 
     def convert(self, source: str, precision: str, target: str) -> dict[str, Any]:
-        path = Path(target).with_suffix(".gguf")
+        path = Path(target + ".gguf")  # with_suffix would cut a dotted name
         if not path.exists():
             write_gguf(Path(source), precision, path)
         return {"path": str(path), "load": {}}
