@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bessemer.arguments import checked_model, checked_path, shown
 from bessemer.artifact import cache
 from bessemer.artifact.manifest import is_artifact
 from bessemer.artifact.reader import Artifact, open_artifact
-from bessemer.compiler import CompileOptions, Progress, compile_model
+from bessemer.compiler import CompileOptions, Progress, compile_model, compiling_modules
 from bessemer.errors import UsageError
 
 if TYPE_CHECKING:
@@ -71,22 +72,25 @@ def compile(
 
     Raises UsageError, CheckpointError, UnsupportedError, CompileError or ArtifactError.
     """
+    from bessemer.runtime.engine import check_threads
     from bessemer.runtime.model import Model
 
+    check_threads(threads)
+    _check_progress(progress)
     options = compile_options(
         weights=weights,
         kv=kv,
         context=context,
         target=target,
         cpu=cpu,
-        emit=tuple(emit),
+        emit=tuple(emit) if isinstance(emit, list) else emit,
         capture=capture,
         **others,
     )
     if isinstance(source, (str, Path)) and output is None:
         artifact = prepare(source, options, progress=progress or _no_progress).artifact
     else:
-        folder = Path(output) if output is not None else _temporary_folder()
+        folder = _temporary_folder() if output is None else checked_path("output", output)
         try:
             compile_to(source, options, folder, progress=progress or _no_progress)
             artifact = open_artifact(folder, check_cpu=target == "native")
@@ -118,6 +122,11 @@ def compile_options(**values: Any) -> CompileOptions:
     return CompileOptions(**values)
 
 
+def _check_progress(progress: object) -> None:
+    if progress is not None and not callable(progress):
+        raise UsageError(f"progress is {shown(progress)}; it must be a function")
+
+
 def _temporary_folder() -> Path:
     return Path(tempfile.mkdtemp(prefix="bessemer-")) / "model"
 
@@ -134,7 +143,7 @@ def prepare(
 
     waiting: called when another process is compiling it and is waited for.
     """
-    if is_artifact(Path(source).expanduser()):
+    if is_artifact(checked_model(source)):
         if options != CompileOptions():
             raise UsageError(
                 f"{source} is compiled already: options of the compilation can't be changed; name "
@@ -143,13 +152,15 @@ def prepare(
         return Prepared(open_artifact(source), False, 0.0)
     from bessemer.importer.checkpoint import resolve
 
-    path = resolve(source)
-    key = cache.cache_key(cache.checkpoint_fingerprint(path, _read_fingerprint), options.to_json())
-    artifact, made = cache.find_or_make(
-        key,
-        lambda folder: compile_model(path, options, folder, key=key, progress=progress),
-        waiting,
-    )
+    with compiling_modules():
+        path = resolve(source)
+        content = cache.checkpoint_fingerprint(path, _read_fingerprint)
+        key = cache.cache_key(content, options.to_json())
+        artifact, made = cache.find_or_make(
+            key,
+            lambda folder: compile_model(path, options, folder, key=key, progress=progress),
+            waiting,
+        )
     return Prepared(artifact, made, artifact.manifest.compile_seconds if made else 0.0)
 
 
@@ -165,9 +176,10 @@ def compile_to(
 
     # Before minutes of work: may it be written there?
     check_destination(folder)
-    if isinstance(source, (str, Path)) and is_artifact(Path(source).expanduser()):
+    if isinstance(source, (str, Path)) and is_artifact(checked_model(source)):
         raise UsageError(f"{source} is a compiled model already; name the checkpoint instead")
-    return compile_model(source, options, folder, progress=progress)
+    with compiling_modules():
+        return compile_model(source, options, folder, progress=progress)
 
 
 def _read_fingerprint(path: Path) -> tuple[str, list[Path]]:

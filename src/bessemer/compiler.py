@@ -6,14 +6,16 @@ source -> import_model -> lower -> generate -> compile_module -> link -> write_a
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bessemer.errors import UsageError
+from bessemer.arguments import checked_whole, shown
+from bessemer.errors import CompileError, UsageError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,6 +35,7 @@ DEFAULT_CONTEXT = 4096
 # Rows of a prefill step. Weights are read and widened once per step, so more rows cost less each;
 # at 512 that share is below 1 %, while the arena of activations still is a few MiB.
 DEFAULT_CHUNK = 512
+
 
 STAGES = ("import", "passes", "codegen", "backend", "link", "weights")
 
@@ -65,23 +68,54 @@ class CompileOptions:
         _one_of("--kv", self.kv, KV_FORMATS)
         _one_of("--capture", self.capture, ("export", "dynamo"))
         _one_of("--schedule", self.schedule, ("kernels", "generic"))
+        if not isinstance(self.emit, tuple):
+            raise UsageError(f"--emit {shown(self.emit)}: give a tuple of {', '.join(EMIT_FORMS)}")
         for form in self.emit:
             _one_of("--emit", form, EMIT_FORMS)
-        if self.context is not None and self.context < 1:
-            raise UsageError(f"--context {self.context}: at least 1 token")
-        if self.chunk < 1:
-            raise UsageError(f"--chunk {self.chunk}: at least 1 row")
-        if self.prefix and not (self.prefix.isidentifier() and self.prefix.isascii()):
-            raise UsageError(f"--prefix {self.prefix}: it must be a C identifier")
+        if self.context is not None:
+            checked_whole("--context", self.context, 1)
+        checked_whole("--chunk", self.chunk, 1)
+        for option, name in (("--target", self.target), ("--cpu", self.cpu or "")):
+            if not isinstance(name, str):
+                raise UsageError(f"{option} {shown(name)}: it must be a name")
+        if not isinstance(self.prefix, str) or (
+            self.prefix and not (self.prefix.isidentifier() and self.prefix.isascii())
+        ):
+            raise UsageError(f"--prefix {shown(self.prefix)}: it must be a C identifier")
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def _one_of(option: str, value: str | None, allowed: tuple[str | None, ...]) -> None:
-    if value not in allowed:
+    if not isinstance(value, (str, type(None))) or value not in allowed:
         known = ", ".join(a for a in allowed if a)
         raise UsageError(f"{option} {value}: choose one of {known}")
+
+
+# Imported when a model is compiled; an installation that only runs models is without them.
+COMPILING_MODULES = frozenset(
+    {"gguf", "huggingface_hub", "llvmlite", "mlir", "safetensors", "torch", "transformers"}
+)
+
+
+def what_to_install(error: ModuleNotFoundError) -> str | None:
+    """What to do when a module that compiling needs is absent; None when it is another one."""
+    if (error.name or "").partition(".")[0] not in COMPILING_MODULES:
+        return None
+    return f"{error.name} is not installed; to compile models: pip install 'bessemer[compile]'"
+
+
+@contextlib.contextmanager
+def compiling_modules() -> Iterator[None]:
+    """A module that compiling needs and that is absent is a CompileError that says what to do."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        message = what_to_install(error)
+        if message is None:
+            raise
+        raise CompileError(message) from error
 
 
 @dataclass
@@ -96,6 +130,8 @@ class Compilation:
     objects: dict[str, CompiledModule] = field(default_factory=dict)
     dumps: dict[str, dict[str, str]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    # The same model for better processors, ascending, where `target` is the least of several.
+    levels: list[Compilation] = field(default_factory=list)
 
 
 def compile_model(
@@ -125,22 +161,62 @@ def generate_model(
 ) -> Compilation:
     """The front half: import, passes and code generation, without machine code."""
     from bessemer.backend.target import Target
-    from bessemer.codegen.generate import generate
-    from bessemer.importer.api import import_model
     from bessemer.passes.pipeline import lower
 
     seconds: dict[str, float] = {}
-    target = Target.parse(options.target, options.cpu)
+    targets = Target.parse_levels(options.target, options.cpu)
+    if len(targets) > 1 and options.profile:
+        raise UsageError(f"--cpu {options.cpu}: code that measures itself is for one CPU")
     with _stage("import", seconds, progress):
-        imported = import_model(source, capture=options.capture)
+        imported = import_source(source, options)
     with _stage("passes", seconds, progress):
         lowered = lower(imported.graph)
-    context = _context(options, imported.context_length)
+    context = context_of(options, imported.context_length)
     with _stage("codegen", seconds, progress):
-        generated = generate(
-            lowered.prefill, lowered.decode, codegen_options(options, target, context)
-        )
-    return Compilation(imported, options, target, lowered, generated, seconds=seconds)
+        generated = generate_for(lowered, options, targets, context)
+    least, *others = (
+        Compilation(imported, options, target, lowered, code, seconds=seconds)
+        for target, code in zip(targets, generated, strict=True)
+    )
+    least.levels = others
+    return least
+
+
+def generate_for(
+    lowered: Lowered, options: CompileOptions, targets: Sequence[Target], context: int
+) -> list[Generated]:
+    """Code of one model for each target, with the same layout of weights, state and scratch."""
+    from bessemer.artifact.layout import ScratchLayout
+    from bessemer.codegen.generate import generate
+
+    def made(target: Target, scratch: ScratchLayout) -> Generated:
+        chosen = replace(codegen_options(options, target, context), least_scratch=scratch)
+        return generate(lowered.prefill, lowered.decode, chosen)
+
+    found = [made(target, ScratchLayout(0, 0)) for target in targets]
+    largest = ScratchLayout(
+        max(code.scratch.shared_bytes for code in found),
+        max(code.scratch.thread_bytes for code in found),
+    )
+    return [
+        code if code.scratch == largest else made(target, largest)
+        for target, code in zip(targets, found, strict=True)
+    ]
+
+
+def import_source(source: Any, options: CompileOptions) -> Imported:
+    """What can be said against the options without torch and a capture is said before."""
+    if isinstance(source, (str, Path)):
+        from bessemer.importer.checkpoint import open_checkpoint
+
+        source = open_checkpoint(source)
+    if options.context is not None and isinstance(getattr(source, "config", None), Mapping):
+        from bessemer.importer.architectures import check_stated_context
+
+        check_stated_context(source.config, options.context)
+    from bessemer.importer.api import import_model
+
+    return import_model(source, capture=options.capture)
 
 
 def codegen_options(options: CompileOptions, target: Target, context: int) -> GenerateOptions:
@@ -181,6 +257,8 @@ def build_objects(
                 dump=dump,
             )
             compilation.dumps[stem] = dump or {}
+    for level in compilation.levels:
+        build_objects(level, progress=progress)
 
 
 def _write(
@@ -218,7 +296,7 @@ def _write(
             archive=folder / "libmodel.a",
             header=emit_header(generated, origin.name, options.prefix),
             read=imported.checkpoint.read,
-            read_stored=_stored_reader(imported.checkpoint),
+            read_stored=stored_reader(imported.checkpoint),
             name=origin.name,
             config=imported.config,
             generation_config=imported.generation_config,
@@ -268,7 +346,7 @@ def _tokenizer_writer(checkpoint: WeightReader) -> Callable[[Path], None] | None
     return getattr(checkpoint, "write_tokenizer", None) if has_tokenizer() else None
 
 
-def _stored_reader(checkpoint: WeightReader) -> Callable[[str], tuple[str, np.ndarray] | None]:
+def stored_reader(checkpoint: WeightReader) -> Callable[[str], tuple[str, np.ndarray] | None]:
     """Bit patterns of tensors that are kept as plain floats; None for quantised ones."""
 
     def read(name: str) -> tuple[str, np.ndarray] | None:
@@ -311,7 +389,7 @@ def _emitted(compilation: Compilation) -> dict[str, str]:
     return files
 
 
-def _context(options: CompileOptions, model_maximum: int) -> int:
+def context_of(options: CompileOptions, model_maximum: int) -> int:
     if options.context is None:
         return min(model_maximum, DEFAULT_CONTEXT)
     if options.context > model_maximum:

@@ -211,7 +211,7 @@ def test_a_manifest_that_was_tampered_with(
 @pytest.mark.parametrize("text", ["", "[]", "{}", "nonsense", "[" * 100000, '{"format": 3}'])
 def test_a_manifest_that_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "manifest.json").write_text(text)
-    with pytest.raises(ArtifactError, match=r"no artifact manifest"):
+    with pytest.raises(ArtifactError, match=r"is not the manifest of a compiled|it is no JSON"):
         read_manifest(tmp_path)
 
 
@@ -388,9 +388,24 @@ def test_a_link_is_followed(tmp_path: Path) -> None:
 
 def test_an_output_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Tests may run as root, whom no permission stops.
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
-    with pytest.raises(ArtifactError, match=r"no permission to write.*-o.*XDG_CACHE_HOME"):
-        write_fake(tmp_path / "out")
+    def refuse(path: Path, *arguments: object, **options: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(ArtifactError, match=r"no folder can be made in.*-o.*XDG_CACHE_HOME"):
+        folders.check_destination(tmp_path / "out")
+
+
+def test_the_current_folder_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for name in (".", str(tmp_path / "here")):
+        with pytest.raises(ArtifactError, match=r"the folder you are in"):
+            folders.check_destination(Path(name))
+    folders.check_destination(Path("below"))
+    assert list(tmp_path.rglob("*")) == [tmp_path / "here"]
 
 
 def test_paths_stay_inside(tmp_path: Path) -> None:

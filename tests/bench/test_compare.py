@@ -140,6 +140,24 @@ def test_what_not_every_engine_can_do_is_refused(words: list[str]) -> None:
         compare.all_trials(compare.parser().parse_args(["m", *words]))
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--engines", "llamacpp,nobody"], "unknown: llamacpp, nobody; known: "),
+        (["--engines", ","], "names are needed"),
+        (["--precision", "f99"], "unknown: f99; known: f32"),
+    ],
+)
+def test_names_that_nobody_has_are_refused(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        compare.parser().parse_args(["m", *words])
+    assert message in capsys.readouterr().err
+    names = ",".join(engine.name for engine in engines.ENGINES)
+    assert len(compare.parser().parse_args(["m", "--engines", names]).engines) > 1
+
+
 def test_every_engine_has_its_script() -> None:
     for engine in engines.ENGINES:
         text = (engines.PEERS / engine.script).read_text(encoding="utf-8")

@@ -106,6 +106,28 @@ def test_a_model_without_a_template(talk: Run, tmp_path: Path) -> None:
     assert "template" in done.err
 
 
+def test_lines_that_are_no_text_are_told_and_passed_over(
+    bessemer: Run, compiled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = b"\xef\xbb\xbfhello\nb\xffd\nmore\n"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+    done = bessemer("chat", compiled, "--max-tokens", 2)
+    assert (done.code, done.out) == (0, "aa\naa\n")
+    assert "line 2 of standard input is not UTF-8 text (byte 1)" in done.err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the device is Linux's own")
+def test_an_answer_that_cannot_be_written_ends_with_an_error(compiled: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "bessemer", "chat", str(compiled), "--max-tokens", "2"],
+            input="hello\nmore\n", stdout=full, stderr=subprocess.PIPE, text=True, timeout=60,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.count("No space left on device") == 1
+    assert "Traceback" not in done.stderr
+
+
 def test_bad_options(talk: Run) -> None:
     done = talk("hello", options=("--temperature", "-1"))
     assert "temperature" in done.err

@@ -64,7 +64,7 @@ def test_compile_passes_its_options(bessemer: Run, checkpoint: Path, tmp_path: P
     [
         (("--weights", "f8"), "--weights f8: choose one of f32, f16, bf16"),
         (("--emit", "mlir,bytecode"), "--emit bytecode"),
-        (("--context", "0"), "--context 0"),
+        (("--context", "0"), "--context is 0"),
         (("--capture", "magic"), "--capture magic"),
         (("--target", "aarch64"), "with -o DIR"),
     ],
@@ -100,6 +100,21 @@ def test_compile_into_somebodys_folder(
     done = bessemer("compile", checkpoint, "-o", tmp_path / "mine")
     assert done.code == 1
     assert "not a Bessemer artifact" in done.err
+    assert compilations() == 0
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="Linux's own")
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [("/proc/model", "no folder can be made in /proc"), ("", "-o is ''; it must be a path")],
+)
+def test_compile_where_nothing_can_be_written(
+    bessemer: Run, checkpoint: Path, compilations: Callable[[], int], output: str, message: str
+) -> None:
+    """Said before the work, also to root, whom no permission stops."""
+    done = bessemer("compile", checkpoint, "-o", output)
+    assert done.code == (1 if output else 2)
+    assert message in done.err
     assert compilations() == 0
 
 
@@ -150,7 +165,10 @@ def test_models_of_the_hub(bessemer: Run, tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_models_remove(bessemer: Run, checkpoint: Path) -> None:
     key = Path(bessemer("compile", checkpoint).out.strip()).name
-    assert bessemer("models", "--remove", "nothing").code == 2
+    wrong = bessemer("models", "--remove", "nothing")
+    assert wrong.code == 2
+    assert "the keys of no compiled models begin so" in wrong.err
+    assert "--remove needs a key" in bessemer("models", "--remove", "").err
     assert bessemer("models", "--remove", key[:10]).code == 0
     assert bessemer("models", "--json").json["compiled"] == []
 
@@ -227,6 +245,41 @@ def test_the_api_names_what_it_does_not_know(checkpoint: Path) -> None:
     assert set(package.__all__) <= set(dir(package))
     for name in package.__all__:
         assert getattr(package, name) is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"context": "many"}, "--context is 'many'"),
+        ({"context": 0}, "--context is 0"),
+        ({"weights": 8}, "--weights 8: choose one of"),
+        ({"emit": "mlir"}, "--emit 'mlir'"),
+        ({"emit": ["mlir", 3]}, "--emit 3: choose one of"),
+        ({"target": 3}, "--target 3"),
+        ({"cpu": 3}, "--cpu 3"),
+        ({"prefix": 3}, "--prefix 3"),
+        ({"chunk": 1.5}, "--chunk is 1.5"),
+        ({"threads": "x"}, "threads is 'x'"),
+        ({"output": ""}, "output is ''"),
+        ({"output": 3}, "output is 3"),
+        ({"progress": 3}, "progress is 3"),
+    ],
+    ids=str,
+)
+def test_the_api_names_what_makes_no_sense(
+    checkpoint: Path, compilations: Callable[[], int], options: dict, message: str
+) -> None:
+    with pytest.raises(package.UsageError, match=message):
+        package.compile(checkpoint, **options)
+    assert compilations() == 0
+
+
+def test_sources_that_are_none() -> None:
+    with pytest.raises(package.UsageError, match="MODEL is ''"):
+        package.compile("")
+    for load in (None, 5, b"x", ""):
+        with pytest.raises(package.UsageError, match="it must be a path"):
+            package.load(load)  # type: ignore[arg-type]
 
 
 def test_the_api_for_another_machine(checkpoint: Path, tmp_path: Path) -> None:

@@ -10,9 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from bessemer.errors import CheckpointError, UnsupportedError
+from bessemer.compiler import CompileOptions, generate_model
+from bessemer.errors import CheckpointError, UnsupportedError, UsageError
 from bessemer.graph import print_graph
 from bessemer.importer import import_model, reference_logits
+from bessemer.importer.architectures import check_stated_context
 from bessemer.importer.capture import CausalLM, export
 from bessemer.importer.checkpoint import open_checkpoint
 from bessemer.importer.skeleton import from_config
@@ -75,6 +77,27 @@ def test_tied_and_untied_heads(tmp_path: Path) -> None:
     # stored under the head's name only
     rewrite(tied, {"lm_head.weight": values.clone(), embedding: None})
     assert head_of(tied) == "lm_head.weight"
+
+
+def test_an_absurd_context_is_refused_before_the_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save("llama", tmp_path)
+    monkeypatch.setattr("bessemer.importer.api.import_model", None)
+    for factor, most in ((1.0, 2048), (3.0, 6144)):
+        path = tmp_path / "config.json"
+        config = json.loads(path.read_text())
+        config["rope_parameters"] = {**config["rope_parameters"], "factor": factor}
+        path.write_text(json.dumps(config))
+        for context in (most + 1, 10**20):
+            with pytest.raises(UsageError, match=f"--context {context}: .* at most {most} tokens"):
+                generate_model(tmp_path, CompileOptions(context=context))
+    # What a config does not state is known after the import.
+    for unstated in ({}, {"max_position_embeddings": None}, {"rope_scaling": "x"}):
+        check_stated_context(unstated, 10**20)
+    nested = {"text_config": {"max_position_embeddings": 64}}
+    with pytest.raises(UsageError, match="at most 64"):
+        check_stated_context(nested, 65)
 
 
 def test_missing_tensors_are_all_named(tmp_path: Path) -> None:

@@ -283,8 +283,8 @@ def test_the_sandbox_holds(template: str) -> None:
 def test_objects_don_t_reach_the_template() -> None:
     with pytest.raises(UsageError, match=r"messages\[0\]\['content'\] is of type PurePosixPath"):
         render(CHATML, [{"role": "user", "content": PurePosixPath("/")}])
-    number = [{"role": "user", "content": np.float32(2.5)}]
-    assert render("{{ messages[0].content | tojson }}", number) == json.dumps(2.5)
+    number = [{"role": "user", "content": "x", "mood": np.float32(2.5)}]
+    assert render("{{ messages[0].mood | tojson }}", number) == json.dumps(2.5)
 
 
 @pytest.mark.parametrize(

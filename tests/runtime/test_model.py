@@ -6,7 +6,7 @@ import gc
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +73,49 @@ def test_without_max_tokens_the_context_is_the_end(tmp_path: Path) -> None:
     model = Model.load(write_model(tmp_path / "toy", favouring(a=1000), capacity=64))
     result = model.stream("x").complete()
     assert (result.finish_reason, len(result.tokens)) == ("length", 64)
+
+
+WRONG: dict[str, tuple[Callable[[Model], object], str]] = {
+    "prompt-none": (lambda m: m.generate(None), "the prompt is None"),  # type: ignore[arg-type]
+    "prompt-number": (lambda m: m.generate(5), "the prompt is 5"),  # type: ignore[arg-type]
+    "prompt-bytes": (lambda m: m.generate(b"hi"), "the prompt is b'hi'"),  # type: ignore[arg-type]
+    "prompt-floats": (lambda m: m.generate([1.5]), "token id 0 is 1.5"),  # type: ignore[list-item]
+    "prompt-texts": (lambda m: m.generate(["hi"]), "token id 0 is 'hi'"),  # type: ignore[list-item]
+    "prompt-range": (lambda m: m.generate([1, VOCAB]), f"token id {VOCAB} is none"),
+    "prompt-empty": (lambda m: m.generate([]), "at least one"),
+    "prompt-surrogate": (lambda m: m.generate("\udcff"), "lone surrogate"),
+    "stop-number": (lambda m: m.generate("x", stop=5), "stop is 5"),
+    "stop-none": (lambda m: m.generate("x", stop=None), "stop is None"),
+    "stop-numbers": (lambda m: m.generate("x", stop=[5]), "a stop string is 5"),
+    "max_tokens-negative": (lambda m: m.generate("x", max_tokens=-1), "max_tokens is -1"),
+    "max_tokens-float": (lambda m: m.generate("x", max_tokens=2.5), "max_tokens is 2.5"),
+    "temperature-text": (lambda m: m.generate("x", temperature="hot"), "temperature is 'hot'"),
+    "seed-float": (lambda m: m.generate("x", seed=1.5), "seed is 1.5"),
+    "bias-list": (lambda m: m.generate("x", logit_bias=[1]), "logit_bias is"),
+    "messages-text": (lambda m: m.chat("hi"), "messages must be a list"),  # type: ignore[arg-type]
+    "messages-none": (lambda m: m.chat(None), "messages must be a list"),  # type: ignore[arg-type]
+    "messages-texts": (lambda m: m.chat(["hi"]), r"messages\[0\] is 'hi'"),  # type: ignore[list-item]
+    "content-absent": (lambda m: m.chat([{"role": "user"}]), "no 'content'"),
+    "content-number": (lambda m: m.chat([{"role": "user", "content": 5}]), "the content 5"),
+    "tools-text": (lambda m: m.chat(TALK, tools="x"), "tools is 'x'"),
+    "ask-none": (lambda m: Conversation(m).ask(None), "no 'content'"),  # type: ignore[arg-type]
+    "system-number": (lambda m: Conversation(m, 5), "system text is 5"),  # type: ignore[arg-type]
+    "model-none": (lambda m: Conversation(None), "needs a model"),  # type: ignore[arg-type]
+    "encode-none": (lambda m: m.tokenizer.encode(None), "must be text"),  # type: ignore[arg-type]
+    "threads-text": (lambda m: Model.load(m.path, threads="x"), "threads is 'x'"),  # type: ignore[arg-type]
+    "folder-none": (lambda m: Model.load(None), "it must be a path"),  # type: ignore[arg-type]
+    "folder-empty": (lambda m: Model.load(""), "it must be a path"),
+}
+TALK = [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_arguments_that_make_no_sense_are_named(model: Model, name: str) -> None:
+    call, message = WRONG[name]
+    with pytest.raises(UsageError, match=message):
+        call(model)
+    # It has cost the model nothing; and NumPy's numbers are numbers.
+    assert model.generate("x", max_tokens=2) == model.generate("x", max_tokens=np.int64(2))
 
 
 def test_unknown_options_are_named(model: Model) -> None:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -103,12 +104,19 @@ def test_numpy_ids(session: Session) -> None:
         ([1 << 40], "id 1099511627776"),
         ([], "at least one"),
         ([[1, 2]], "sequence"),
-        ([1.5], "float64"),
-        (["a"], "whole numbers"),
-        ([True], "bool"),
+        ([1, 1.5], "token id 1 is 1.5; it must be a whole number"),
+        (np.array([1.0]), "token id 0 is 1.0"),
+        (["a"], "token id 0 is 'a'"),
+        ([True], "token id 0 is True"),
+        ([3, 1 << 70], f"id {1 << 70} is none"),
+        ([[1], [2, 3]], "sequence of whole numbers"),
+        ("12", "token ids are '12'"),
+        (b"12", "sequence of whole numbers"),
+        (None, "token ids are None"),
+        ({1: 2}, "token ids are"),
     ],
 )
-def test_bad_ids_never_reach_the_code(session: Session, ids: list, message: str) -> None:
+def test_bad_ids_never_reach_the_code(session: Session, ids: Any, message: str) -> None:
     session.prefill([1, 2])
     with pytest.raises(UsageError, match=message):
         session.prefill(ids)
@@ -204,9 +212,23 @@ def test_many_rewinds_one_after_the_other(session: Session) -> None:
 @pytest.mark.parametrize("bad", [-1, 4, 1.5, True, None])
 def test_a_bad_rewind(session: Session, bad: object) -> None:
     session.prefill([1, 2, 3])
-    with pytest.raises(UsageError, match="rewind to"):
+    with pytest.raises(UsageError, match=r"rewind to|tokens to keep"):
         session.rewind(bad)  # type: ignore[arg-type]
     assert session.position == 3
+
+
+@pytest.mark.parametrize("bad", ["a", None, 1.5, [1], True])
+def test_a_bad_token(session: Session, bad: object) -> None:
+    with pytest.raises(UsageError, match="token"):
+        session.decode(bad)  # type: ignore[arg-type]
+    assert session.position == 0
+
+
+@pytest.mark.parametrize("bad", [None, 5, "", b"x", "a\0b"])
+def test_a_path_that_is_none(session: Session, bad: object) -> None:
+    for call in (session.save, session.load):
+        with pytest.raises(UsageError, match="it must be a path"):
+            call(bad)  # type: ignore[arg-type]
 
 
 # -- rotary factors that depend on the length ----------------------------------------------------

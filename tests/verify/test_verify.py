@@ -67,6 +67,21 @@ def test_without_its_checkpoint_the_kept_graph_is_the_reference(artifact: Path) 
     assert "/nowhere/llama" in detail
 
 
+def test_without_torch_the_row_says_what_to_install(
+    artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compile_again(*arguments: object) -> None:
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+    monkeypatch.setattr("bessemer.verify.api.compile_again", compile_again)
+    report = quick(artifact)
+    ok, detail = outcome(report, "source")
+    assert not ok
+    assert detail.startswith("not compared: torch is not installed; ")
+    assert "pip install 'bessemer[compile]'" in detail
+    assert "NumPy reference" in outcome(report, "reference")[1]
+
+
 def test_without_checkpoint_and_graph_nothing_is_proved(artifact: Path) -> None:
     shutil.rmtree(artifact / "graph")
     manifest = read_manifest(artifact)

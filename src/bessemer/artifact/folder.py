@@ -40,15 +40,14 @@ def check_destination(destination: Path) -> None:
     """Raise ArtifactError unless an artifact may be written at `destination`.
 
     It may where there is nothing, an empty folder, or another artifact. Whatever else is there is
-    somebody's work and is not overwritten.
+    somebody's work and is not overwritten. That folders can be made there is tried.
     """
     try:
         if not destination.exists() and not destination.is_symlink():
             parent = _existing_parent(destination)
             if not parent.is_dir():
                 raise ArtifactError(f"{destination}: {parent} is no folder; choose another output")
-            if not os.access(parent, os.W_OK | os.X_OK):
-                raise _unwritable(destination, parent)
+            _try_to_write(destination, parent)
             return
         if not destination.is_dir():
             raise ArtifactError(f"{destination} is a file; choose another output folder")
@@ -57,11 +56,30 @@ def check_destination(destination: Path) -> None:
                 f"{destination} is not empty and not a Bessemer artifact, so it is not "
                 "overwritten; choose another output folder, or remove it first"
             )
-        parent = destination.resolve().parent
-        if not os.access(parent, os.W_OK | os.X_OK):
-            raise _unwritable(destination, parent)
+        if destination.resolve() in (here := Path.cwd(), *here.parents):
+            raise ArtifactError(
+                f"{destination} is the folder you are in, which can't be replaced as a whole; name "
+                "another one for the output"
+            )
+        _try_to_write(destination, destination.resolve().parent)
     except OSError as error:
         raise ArtifactError(f"{destination}: {error.strerror or error}") from None
+
+
+def _try_to_write(destination: Path, parent: Path) -> None:
+    """Make a folder in `parent` and remove it: permissions alone don't tell what a file system,
+    a quota or a container allows.
+    """
+    trial = parent / f".{destination.name[:100]}.{TEMPORARY}-{uuid.uuid4().hex[:12]}"
+    try:
+        trial.mkdir()
+        trial.rmdir()
+    except OSError as error:
+        raise ArtifactError(
+            f"{destination} can't be written: no folder can be made in {parent} "
+            f"({error.strerror or error}); choose another output folder (-o), or for the cache set "
+            "XDG_CACHE_HOME"
+        ) from None
 
 
 def _existing_parent(path: Path) -> Path:
@@ -69,13 +87,6 @@ def _existing_parent(path: Path) -> Path:
     while not parent.exists() and parent != parent.parent:
         parent = parent.parent
     return parent
-
-
-def _unwritable(destination: Path, parent: Path) -> ArtifactError:
-    return ArtifactError(
-        f"{destination} can't be written: no permission to write in {parent}; choose another "
-        "output folder (-o), or for the cache set XDG_CACHE_HOME"
-    )
 
 
 @contextlib.contextmanager

@@ -183,8 +183,15 @@ class Manifest:
             data = json.loads(text)
             header = data["format"]
             known = header["name"] == FORMAT_NAME
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ArtifactError(f"{where} is no artifact manifest ({error!r})") from None
+        except (KeyError, TypeError):
+            raise ArtifactError(
+                f"{where} is not the manifest of a compiled model: it names no format; make one "
+                "with `bessemer compile MODEL -o DIR`"
+            ) from None
+        except (ValueError, RecursionError) as error:
+            raise ArtifactError(
+                f"{where} is damaged, it is no JSON ({error}): compile the model again"
+            ) from None
         if not known:
             raise ArtifactError(f"{where} belongs to {header['name']!r}, not to Bessemer")
         if header.get("version") != FORMAT_VERSION:

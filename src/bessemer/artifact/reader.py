@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from bessemer.arguments import checked_path
 from bessemer.artifact.files import file_hash
 from bessemer.artifact.manifest import (
     LIBRARY_FILE,
@@ -104,7 +105,7 @@ def open_artifact(folder: str | Path, *, check_cpu: bool = True) -> Artifact:
 
     Raises ArtifactError for the first thing that is wrong.
     """
-    root = Path(folder).expanduser()
+    root = checked_path("the compiled folder", folder)
     artifact = Artifact(root, read_manifest(root))
     if check_cpu:
         check_target(artifact.manifest, root)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bessemer.arguments import checked_model
 from bessemer.artifact.manifest import is_artifact
 from bessemer.artifact.reader import Artifact, open_artifact
 from bessemer.artifact.work import Work, read_work
@@ -164,7 +165,7 @@ def _artifact(
 
     asked = options or CompileOptions()
     extra: dict[str, Any] = {} if progress is None else {"progress": progress}
-    if not is_artifact(Path(model).expanduser()):
+    if not is_artifact(checked_model(model)):
         return prepare(model, replace(asked, profile=profile), **extra).artifact
     artifact = prepare(model, asked).artifact
     if not profile or read_work(artifact.folder).profile is not None:

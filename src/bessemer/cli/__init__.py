@@ -14,17 +14,13 @@ from collections.abc import Sequence
 import cyclopts
 
 import bessemer
+from bessemer.compiler import what_to_install
 from bessemer.errors import BessemerError, UsageError
 
 EXIT_ERROR = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE
-
-# Imported when a model is compiled; an installation that only runs models is without them.
-COMPILING_MODULES = frozenset(
-    {"gguf", "huggingface_hub", "llvmlite", "mlir", "safetensors", "torch", "transformers"}
-)
 
 VERBS = {
     "compile": "Compile a model to native code.",
@@ -69,9 +65,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         fail(str(error))
         return EXIT_USAGE
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in COMPILING_MODULES:
+        message = what_to_install(error)
+        if message is None:
             raise
-        fail(f"{error.name} is not installed; to compile models: pip install 'bessemer[compile]'")
+        fail(message)
         return EXIT_ERROR
     except BrokenPipeError:
         _forget_stdout()

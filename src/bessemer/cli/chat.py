@@ -7,14 +7,21 @@ import json as json_format
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from bessemer.cli.options import Model, SamplingArguments, StorageOptions, Text, Threads
+from bessemer.arguments import checked_path
+from bessemer.cli.options import (
+    Model,
+    SamplingArguments,
+    StorageOptions,
+    Text,
+    Threads,
+    checked_text,
+)
 from bessemer.cli.run import load_model, statistics
-from bessemer.errors import BessemerError
+from bessemer.errors import BessemerError, UsageError
 
 if TYPE_CHECKING:
     from bessemer.runtime.conversation import Conversation
@@ -48,6 +55,8 @@ def chat(
     """
     from bessemer.runtime.conversation import Conversation
 
+    if system is not None:
+        checked_text("--system", system)
     loaded = load_model(model, storage or StorageOptions(), threads)
     conversation = Conversation(loaded.model, system)
     # Fails now, not after the first question, when there is no template.
@@ -78,6 +87,7 @@ class Chat:
     options: dict
     results: list[GenerationResult] = field(default_factory=list)
     over: bool = False
+    lines: int = 0
 
     def __post_init__(self) -> None:
         self.terminal = sys.stdin.isatty()
@@ -92,16 +102,24 @@ class Chat:
         }
 
     def read_line(self) -> str | None:
-        """The next line without its end, or None at the end of the input."""
+        """The next line without its end, or None at the end of the input. A line that is no text
+        is told and passed over: an answer to something else than was asked helps nobody.
+        """
         while True:
             try:
                 if self.terminal:
-                    return input("> ")
-                line = sys.stdin.readline()
-                return line.rstrip("\r\n") if line else None
+                    return checked_text("the line", input("> "))
+                line = sys.stdin.buffer.readline()
+                self.lines += 1
+                return line.decode("utf-8-sig").rstrip("\r\n") if line else None
             except EOFError:
                 say("")
                 return None
+            except UnicodeDecodeError as error:
+                where = "the line" if self.terminal else f"line {self.lines} of standard input"
+                say(f"bessemer: error: {where} is not UTF-8 text (byte {error.start})")
+            except UsageError as error:
+                say(f"bessemer: error: {error}")
             except KeyboardInterrupt:
                 if not self.terminal:
                     raise
@@ -119,9 +137,7 @@ class Chat:
                 say(f"there is no command {word}; /help lists them")
             else:
                 self.ask(line)
-        except BrokenPipeError:
-            raise
-        except (BessemerError, OSError) as error:
+        except BessemerError as error:
             say(f"bessemer: error: {error}")
 
     def ask(self, text: str) -> None:
@@ -167,7 +183,10 @@ class Chat:
             return
         content = {"model": self.conversation.model.name, "messages": self.conversation.messages}
         text = json_format.dumps(content, indent=2, ensure_ascii=False) + "\n"
-        Path(name).expanduser().write_text(text, encoding="utf-8")
+        try:
+            checked_path("the file", name).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"{name} can't be written: {error.strerror or error}") from None
         say(f"saved to {name}")
 
     def quit(self, rest: str) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json as json_format
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from bessemer.arguments import checked_path
 from bessemer.cli.options import Json, Model, StorageOptions
 from bessemer.errors import UsageError
 
@@ -47,7 +47,7 @@ def compile(
     /,
     *,
     output: Annotated[
-        Path | None,
+        str | None,
         Parameter(name=["--output", "-o"], help="The folder to make; the cache by default."),
     ] = None,
     storage: StorageOptions | None = None,
@@ -63,16 +63,17 @@ def compile(
     from bessemer.cli.progress import StageProgress
 
     options = (storage or StorageOptions()).compile_options(**(code or CodeOptions()).keywords())
-    if output is None and options.target != "native":
+    folder = None if output is None else checked_path("-o", output)
+    if folder is None and options.target != "native":
         raise UsageError(f"--target {options.target}: give the folder for it with -o DIR")
     began = time.monotonic()
     with StageProgress() as progress:
-        if output is None:
+        if folder is None:
             prepared = prepare(model, options, progress=progress, waiting=announce_wait)
             artifact, compiled = prepared.artifact, prepared.compiled
         else:
-            compile_to(model, options, output, progress=progress)
-            artifact, compiled = open_artifact(output, check_cpu=False), True
+            compile_to(model, options, folder, progress=progress)
+            artifact, compiled = open_artifact(folder, check_cpu=False), True
     if not json:
         print(artifact.folder)
         return 0

@@ -23,9 +23,14 @@ def models(
     from bessemer.artifact import cache
 
     if remove is not None:
+        if not remove:
+            raise UsageError("--remove needs a key, or its beginning; `bessemer models` lists them")
         keys = [m.key for m in cache.cached_models() if m.key.startswith(remove)]
-        if len(keys) != 1 or not remove:
-            raise UsageError(f"--remove {remove}: {len(keys)} compiled models have such a key")
+        if len(keys) != 1:
+            raise UsageError(
+                f"--remove {remove}: the keys of {len(keys) or 'no'} compiled models begin so; "
+                "`bessemer models` lists them"
+            )
         cache.remove(keys[0])
         return 0
     found = {"aliases": _aliases(), "hub": _hub_models(), "compiled": _compiled()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -62,7 +63,21 @@ class SamplingArguments:
 
     def keywords(self) -> dict[str, Any]:
         """As `Model.stream` takes them."""
+        for text in self.stop:
+            checked_text("--stop", text)
         return dict(vars(self))
+
+
+def checked_text(what: str, text: str) -> str:
+    """A text of the command line or a terminal. UsageError when its bytes were not UTF-8, which
+    Python passes on as lone surrogates.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        at = len(os.fsencode(text[: error.start]))
+        raise UsageError(f"{what} is not UTF-8 text (byte {at})") from None
+    return text
 
 
 def read_text(prompt: str | None, file: str | None) -> str:
@@ -75,7 +90,7 @@ def read_text(prompt: str | None, file: str | None) -> str:
     if prompt is not None and file is not None:
         raise UsageError("give either -p TEXT or -f FILE")
     if prompt is not None:
-        return prompt
+        return checked_text("the prompt", prompt)
     if file is None and sys.stdin.isatty():
         raise UsageError("there is no prompt: give -p TEXT, -f FILE, or text on standard input")
     where = "standard input" if file in (None, "-") else str(file)

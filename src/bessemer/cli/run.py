@@ -18,6 +18,7 @@ from bessemer.cli.options import (
     StorageOptions,
     Text,
     Threads,
+    checked_text,
     read_text,
 )
 from bessemer.errors import UsageError
@@ -57,13 +58,15 @@ def run(
     The answer streams to standard output, and a line of statistics to standard error. A model that
     is not compiled yet is compiled into the cache first.
     """
-    if raw and system is not None:
-        raise UsageError("--system needs the chat template; leave out --raw")
+    if system is not None:
+        if raw:
+            raise UsageError("--system needs the chat template; leave out --raw")
+        checked_text("--system", system)
     text = read_text(prompt, file)
     if not raw and not text.strip():
         raise UsageError("the prompt is empty")
-    loaded = load_model(model, storage or StorageOptions(), threads)
     options = (sampling or SamplingArguments()).keywords()
+    loaded = load_model(model, storage or StorageOptions(), threads)
     if raw:
         stream = loaded.model.stream(text, **options)
     else:

@@ -11,7 +11,8 @@ from typing import Any, TypeAlias
 import torch
 from transformers import PreTrainedModel
 
-from bessemer.errors import UnsupportedError
+from bessemer.arguments import shown
+from bessemer.errors import UnsupportedError, UsageError
 from bessemer.graph import Graph, Node, TensorType, Value, param, verify
 from bessemer.importer import rope
 from bessemer.importer.architectures import SUPPORTED, check_config
@@ -83,7 +84,7 @@ def import_model(source: Source, *, capture: str = "export") -> Imported:
     Raises:
         CheckpointError: a tensor is missing, or has another shape than the config says.
         UnsupportedError: lists all that can't be compiled.
-        UsageError: an unknown capture way.
+        UsageError: an unknown capture way, or a source that is none.
     """
     if isinstance(source, (str, Path)):
         source = open_checkpoint(source)
@@ -108,7 +109,10 @@ def import_model(source: Source, *, capture: str = "export") -> Imported:
         return found
     if isinstance(source, torch.nn.Module):
         return _import_module(source, capture)
-    raise TypeError(f"import_model takes a path, checkpoint or module, not {type(source).__name__}")
+    raise UsageError(
+        f"{shown(source)} is no model: give a path, a hub name, an alias, a transformers model, or "
+        "a torch module that maps token ids and positions to logits"
+    )
 
 
 def _checked_copy(model: PreTrainedModel) -> PreTrainedModel:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bessemer.errors import UnsupportedError
+from bessemer.errors import UnsupportedError, UsageError
 
 _BOTH = "export and dynamo"
 
@@ -98,3 +100,31 @@ def check_config(config: dict[str, Any]) -> None:
             f"model_type {kind!r} can't be compiled: {UNSUPPORTED[kind]}. "
             f"Tested architectures: {', '.join(sorted(SUPPORTED))}"
         )
+
+
+def check_stated_context(config: Mapping[str, Any], context: int) -> None:
+    """Raises UsageError when a session of `context` tokens is beyond anything that a config.json
+    states, stretched by its rotary scaling or not. What is left is known after the import: each
+    architecture has defaults and rules of its own.
+    """
+    parts = [part for part in (config.get("text_config"), config) if isinstance(part, Mapping)]
+    for part in parts:
+        limit = part.get("max_position_embeddings")
+        if isinstance(limit, int):
+            most = int(limit * max([1.0, *_factors(part)]))
+            if context > most:
+                raise UsageError(
+                    f"--context {context}: the model was made for at most {most} tokens"
+                )
+            return
+
+
+def _factors(config: Mapping[str, Any]) -> Iterator[float]:
+    """Every factor by which a config stretches rotary positions."""
+    for key in ("rope_parameters", "rope_scaling"):
+        found = config.get(key)
+        entries = [found, *found.values()] if isinstance(found, Mapping) else []
+        for entry in entries:
+            factor = entry.get("factor") if isinstance(entry, Mapping) else None
+            if isinstance(factor, (int, float)) and math.isfinite(factor):
+                yield float(factor)

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bessemer.arguments import checked_model
 from bessemer.artifact.manifest import is_artifact
 from bessemer.artifact.reader import Artifact, read_manifest
 from bessemer.errors import ArtifactError, UsageError
@@ -144,10 +145,10 @@ def open_subject(
     from bessemer.compiler import CompileOptions
     from bessemer.verify.model import find_source, options_of
 
-    if isinstance(model, (str, Path)) and is_artifact(Path(model).expanduser()):
+    if isinstance(model, (str, Path)) and is_artifact(checked_model(model)):
         if options not in (None, CompileOptions()):
             raise UsageError(f"{model} is compiled already: its options can't be changed")
-        folder = Path(model).expanduser()
+        folder = checked_model(model)
         manifest = read_manifest(folder)
         origin = find_source(manifest, checkpoint)
         recorded = options_of(manifest.options)

@@ -21,10 +21,13 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from bessemer.arguments import shown
 from bessemer.errors import BessemerError, UsageError
 
 # The names under which clients pass a model's reasoning; templates read the first.
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
+# Roles whose messages are nothing without content; an answer may be a call of a tool alone.
+ASKING = ("system", "user")
 # Templates that are kept compiled. A process serves one model, seldom two.
 CACHED_TEMPLATES = 16
 
@@ -153,14 +156,24 @@ def _messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise UsageError(f"{where} is {message!r}; it must be a dict with a 'role'")
+            raise UsageError(f"{where} is {shown(message)}; it must be a dict with a 'role'")
         plain = {k: v for k, v in _plain(message, where).items() if v is not None}
+        _check_content(plain, where)
         reasoning = next((plain[key] for key in REASONING_KEYS if key in plain), None)
         if reasoning is not None:
             plain.setdefault("thinking", reasoning)
             plain["reasoning_content"] = reasoning
         checked.append(plain)
     return checked
+
+
+def _check_content(message: Mapping[str, Any], where: str) -> None:
+    """Templates join what they get with text; a wrong type would fail inside them, or be shown."""
+    content = message.get("content")
+    if isinstance(content, (str, list)) or (content is None and message["role"] not in ASKING):
+        return
+    found = "no 'content'" if content is None else f"the content {shown(content)}"
+    raise UsageError(f"{where} has {found}; it must be text, or a list of parts")
 
 
 def render(
@@ -182,6 +195,8 @@ def render(
     Raises ChatTemplateError when the template is missing, broken, or refuses the messages
     (`raise_exception`), and UsageError for messages that are none.
     """
+    if tools is not None and (isinstance(tools, str) or not isinstance(tools, Sequence)):
+        raise UsageError(f"tools is {shown(tools)}; it must be a list of JSON schemas")
     source = select_template(template, tools)
     plain_messages = _messages(messages)
     named = {"bos_token": bos_token, "eos_token": eos_token}

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from bessemer.errors import ContextLengthError
+from bessemer.arguments import shown
+from bessemer.errors import ContextLengthError, UsageError
 from bessemer.runtime.generate import Generation, generate_stream
 from bessemer.runtime.model import Model, Pieces, common_prefix, sampling_options
 
@@ -18,6 +19,8 @@ class Conversation:
     """messages: the turns so far, as chat templates take them.  session: holds their tokens."""
 
     def __init__(self, model: Model, system: str | None = None) -> None:
+        if not isinstance(model, Model):
+            raise UsageError(f"a conversation needs a model, not {shown(model)}")
         self.model = model
         self.session = model.session()
         self.messages: list[dict[str, Any]] = []
@@ -30,6 +33,8 @@ class Conversation:
 
     @system.setter
     def system(self, text: str | None) -> None:
+        if text is not None and not isinstance(text, str):
+            raise UsageError(f"the system text is {shown(text)}; it must be text, or None")
         self._system = text
         self.reset()
 

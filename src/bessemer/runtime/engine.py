@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
 
 import numpy as np
 import numpy.typing as npt
 
+from bessemer.arguments import shown
 from bessemer.artifact.manifest import Manifest
 from bessemer.artifact.reader import Artifact
 from bessemer.errors import UsageError
@@ -16,6 +18,15 @@ from bessemer.runtime.weights import load_weights
 
 # More workers than any machine has cores; each takes a stack and a part of the scratch memory.
 MOST_THREADS = 1024
+
+
+def check_threads(threads: int | None) -> None:
+    """UsageError unless so many threads can be started; None stands for the default."""
+    if threads is None:
+        return
+    whole = isinstance(threads, Integral) and not isinstance(threads, bool)
+    if not whole or not 1 <= threads <= MOST_THREADS:
+        raise UsageError(f"threads is {shown(threads)}; it must be from 1 to {MOST_THREADS}")
 
 
 @dataclass(frozen=True)
@@ -44,8 +55,7 @@ class Engine:
         threads: as many as this process may use cores when None.  weights_mode: see
         `weights.load_weights`.
         """
-        if threads is not None and not 1 <= threads <= MOST_THREADS:
-            raise UsageError(f"threads is {threads}; it must be from 1 to {MOST_THREADS}")
+        check_threads(threads)
         library = Library(artifact.library, artifact.manifest)
         pool = library.create_pool(threads or default_threads())
         return cls(artifact.manifest, library, pool, load_weights(artifact, weights_mode))

@@ -21,11 +21,13 @@ from typing import Literal, Protocol
 
 import numpy as np
 
+from bessemer.arguments import checked_whole
 from bessemer.errors import ContextLengthError, UsageError
 from bessemer.runtime.interrupt import StepCancelled
 from bessemer.runtime.sampling import Sampler, SamplingOptions
 from bessemer.runtime.stops import StopMatcher
 from bessemer.runtime.streaming import TextStreamer
+from bessemer.runtime.token_ids import checked_ids
 from bessemer.runtime.tokenizer import Tokenizer
 
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -290,22 +292,21 @@ def generate_stream(
     Everything is checked here, before the session is touched: UsageError for a bad option or an
     empty prompt, ContextLengthError for a prompt that doesn't fit.
     """
-    if max_tokens is not None and (
-        not isinstance(max_tokens, int) or isinstance(max_tokens, bool) or max_tokens < 0
-    ):
-        raise UsageError(f"max_tokens is {max_tokens!r}; it must be a whole number of at least 0")
-    if not len(prompt_ids):
+    if max_tokens is not None:
+        max_tokens = checked_whole("max_tokens", max_tokens)
+    if isinstance(prompt_ids, Sequence) and not len(prompt_ids):
         raise UsageError("the prompt has no tokens; give it some text")
+    ids = checked_ids(prompt_ids).tolist()
     matcher = StopMatcher(stops)
     texts = [stops] if isinstance(stops, str) else list(stops)
     marks = {tokenizer.token_id(text) for text in texts}
     special = {i for i in marks if i is not None and tokenizer.is_special(i)}
     sampler = Sampler(sampling or SamplingOptions(), tokenizer.vocab_size, tokenizer.missing_ids)
-    check_fits(session, len(prompt_ids))
+    check_fits(session, len(ids))
     return Generation(
         session,
         tokenizer,
-        [int(i) for i in prompt_ids],
+        ids,
         max_tokens=max_tokens,
         sampler=sampler,
         stops=matcher,

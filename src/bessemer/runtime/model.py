@@ -10,14 +10,16 @@ from typing import Any
 
 import numpy as np
 
+from bessemer.arguments import shown
 from bessemer.artifact.manifest import Manifest
 from bessemer.artifact.reader import Artifact, open_artifact
 from bessemer.errors import ArtifactError, UsageError
 from bessemer.runtime.chat_template import render
-from bessemer.runtime.engine import Engine
+from bessemer.runtime.engine import Engine, check_threads
 from bessemer.runtime.generate import Generation, GenerationResult, generate_stream
 from bessemer.runtime.sampling import SamplingOptions
 from bessemer.runtime.session import Session
+from bessemer.runtime.token_ids import checked_ids
 from bessemer.runtime.tokenizer import Tokenizer
 
 # Sessions that are kept for the next `generate`: one serves a program that asks one thing after
@@ -51,6 +53,7 @@ class Model:
         cls, folder: str | Path, *, threads: int | None = None, weights_mode: str | None = None
     ) -> Model:
         """The model in `folder`, ready to run. Raises ArtifactError when it can't run here."""
+        check_threads(threads)
         model = cls(open_artifact(folder), threads, weights_mode)
         model.engine  # noqa: B018 - load it now
         return model
@@ -146,9 +149,11 @@ class Model:
         Raises UsageError for bad options and ContextLengthError for a prompt that doesn't fit.
         """
         if isinstance(prompt, str):
-            ids: Sequence[int] = self.tokenizer.encode(prompt)
+            ids = self.tokenizer.encode(prompt)
+        elif isinstance(prompt, bytes) or not hasattr(prompt, "__len__"):
+            raise UsageError(f"the prompt is {shown(prompt)}; it must be text, or token ids")
         else:
-            ids = prompt
+            ids = checked_ids(prompt, self.vocab_size).tolist()
         return self._start(ids, max_tokens, stop, sampling)
 
     def stream_chat(

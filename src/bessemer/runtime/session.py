@@ -12,12 +12,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from bessemer.arguments import checked_path, checked_whole, shown
 from bessemer.errors import ContextLengthError, GenerationError, UsageError
 from bessemer.runtime.engine import Engine
 from bessemer.runtime.interrupt import StepCancelled, call_interruptibly
 from bessemer.runtime.library import STATUS_OK, Context, Memref1, Memref2
 from bessemer.runtime.memory import allocate
 from bessemer.runtime.state import Held, filled, named_states, usable
+from bessemer.runtime.token_ids import checked_ids
 
 F32Array = npt.NDArray[np.float32]
 
@@ -109,6 +111,8 @@ class Session:
 
         Errors as for `prefill`.
         """
+        if not isinstance(token, (int, np.integer)) and np.ndim(token) != 0:
+            raise UsageError(f"the token is {shown(token)}; decode takes one id, prefill several")
         new = self._checked([token])
         with self._alone():
             self._check_room(1)
@@ -118,7 +122,7 @@ class Session:
             if usable(self._layout, held, held.position, regime) != held.position:
                 self._feed(new, self._logits)
             else:
-                self._tokens[held.position] = token
+                self._tokens[held.position] = new[0]
                 high_water = self._begin(held.position, end, regime)
                 self._step(self._engine.library.decode, held.position, end, self._logits)
                 self._held = Held(end, end, high_water, regime)
@@ -211,14 +215,13 @@ class Session:
         kept one again. What the memory has lost of the kept tokens (sliding windows) is computed
         again from the history with the next call.
         """
-        if isinstance(n, bool) or not isinstance(n, (int, np.integer)):
-            raise UsageError(f"rewind to {n!r}: it must be a whole number of tokens")
+        count = checked_whole("the number of tokens to keep", n)
         with self._alone():
             held = self._held
-            if not 0 <= n <= held.position:
-                raise UsageError(f"rewind to {n}: the session holds {held.position} tokens")
-            if n < held.position:
-                self._held = replace(held, position=int(n), valid=min(held.valid, int(n)))
+            if count > held.position:
+                raise UsageError(f"rewind to {count}: the session holds {held.position} tokens")
+            if count < held.position:
+                self._held = replace(held, position=count, valid=min(held.valid, count))
 
     def fork(self) -> Session:
         """A copy that goes its own way from here; it costs memory for what is held."""
@@ -235,10 +238,11 @@ class Session:
         """Write the session to a file, whole or not at all. Raises UsageError where it can't."""
         from bessemer.runtime.session_file import write_session
 
+        file = checked_path("the file of a session", path)
         with self._alone():
             held = self._held
             parts = self._parts(held)
-            write_session(Path(path), self._engine.manifest, held, self._tokens, parts)
+            write_session(file, self._engine.manifest, held, self._tokens, parts)
 
     def load(self, path: str | Path) -> None:
         """Replace what is held by a session that `save` wrote.
@@ -248,7 +252,8 @@ class Session:
         """
         from bessemer.runtime.session_file import read_session
 
-        with self._alone(), read_session(Path(path), self._engine.manifest) as stored:
+        file = checked_path("the file of a session", path)
+        with self._alone(), read_session(file, self._engine.manifest) as stored:
             parts = list(self._parts(stored.held))
             stored.expect(sum(part.size for part in parts))
             self._held = Held()
@@ -278,18 +283,7 @@ class Session:
 
     def _checked(self, ids: Sequence[int] | np.ndarray) -> npt.NDArray[np.int64]:
         """The ids as an array; UsageError unless all are ids of the model."""
-        new = np.asarray(ids)
-        if new.ndim != 1 or new.size == 0:
-            raise UsageError("token ids must be a sequence of at least one whole number")
-        if new.dtype.kind not in "iu":
-            raise UsageError(f"token ids must be whole numbers, and these are {new.dtype}")
-        low, high = int(new.min()), int(new.max())
-        if low < 0 or high >= self.vocab_size:
-            wrong = low if low < 0 else high
-            raise UsageError(
-                f"token id {wrong} is none of this model: they go from 0 to {self.vocab_size - 1}"
-            )
-        return new.astype(np.int64, copy=False)
+        return checked_ids(ids, self.vocab_size)
 
     def _check_room(self, count: int) -> None:
         wanted = self._held.position + count

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from bessemer.arguments import shown
 from bessemer.errors import UsageError
 
 
@@ -19,6 +20,8 @@ class StopMatcher:
     """
 
     def __init__(self, stops: Sequence[str] | str = ()) -> None:
+        if not isinstance(stops, (str, Sequence)):
+            raise UsageError(f"stop is {shown(stops)}; it must be text, or a list of texts")
         listed = [stops] if isinstance(stops, str) else list(stops)
         for stop in listed:
             if not isinstance(stop, str):

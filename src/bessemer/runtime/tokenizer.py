@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bessemer.arguments import shown
 from bessemer.errors import ArtifactError, UsageError
 from bessemer.runtime.pieces import PieceDecoder, PieceRules, rules_for
 
@@ -118,6 +119,8 @@ class Tokenizer:
         return self.encode(rendered, add_special=False)
 
     def _encode(self, text: str, add_special: bool) -> list[int]:
+        if not isinstance(text, str):
+            raise UsageError(f"{shown(text)} can't be encoded; it must be text")
         try:
             text.encode()
         except UnicodeEncodeError as error:

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bessemer.arguments import checked_model
 from bessemer.artifact.reader import Artifact, Check, verify_files
+from bessemer.compiler import what_to_install
 from bessemer.errors import BessemerError, UsageError
 from bessemer.verify.files import check_files, check_manifest, check_symbols
 from bessemer.verify.memory import check_bits, check_hashes, check_layouts, check_tables
@@ -67,13 +69,13 @@ def _compiled(
     from bessemer.api import compile_to, prepare
     from bessemer.compiler import CompileOptions
 
-    if isinstance(model, (str, Path)) and looks_like_artifact(Path(model).expanduser()):
+    if isinstance(model, (str, Path)) and looks_like_artifact(checked_model(model)):
         if options not in (None, CompileOptions()):
             raise UsageError(
                 f"{model} is compiled already: options of the compilation can't be changed; name "
                 "the checkpoint instead"
             )
-        yield Path(model).expanduser(), checkpoint
+        yield checked_model(model), checkpoint
         return
     options = options or CompileOptions()
     source = checkpoint if checkpoint is not None else model
@@ -115,7 +117,7 @@ class Verification:
         if found.source is not None:
             compilation = self._compile_again(artifact, found.source)
             if compilation is None:
-                reason = "the source doesn't give this model"
+                reason = "the source could not be compared"
         plan = TrialPlan.for_model(artifact.manifest, self.lengths, self.decode_steps)
         Numbers(
             self.report, artifact, plan, compilation, reason, self.threads, self.progress
@@ -148,6 +150,10 @@ class Verification:
         self.progress(stage, 0, 1)
         try:
             compilation = compile_again(source, artifact.manifest)
+        except ModuleNotFoundError as error:
+            needed = what_to_install(error) or str(error)
+            self.report.add(MEMORY, "source", False, f"not compared: {needed}")
+            return None
         except Exception as error:  # a checkpoint may be damaged in any way
             self.report.add(MEMORY, "source", False, f"{type(error).__name__}: {error}")
             return None

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bessemer.arguments import checked_model
 from bessemer.errors import CheckpointError
 
 HUB_NAME = re.compile(
@@ -85,8 +86,9 @@ def resolve(name: str | Path) -> Path:
 
     Raises:
         CheckpointError: there is nothing of that name, or nothing that is a checkpoint.
+        UsageError: the name is empty, or none.
     """
-    path = Path(name).expanduser()
+    path = checked_model(name)
     if _is_checkpoint(path):
         return path
     if isinstance(name, str) and name in ALIASES:
