@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -130,8 +130,6 @@ class Compilation:
     objects: dict[str, CompiledModule] = field(default_factory=dict)
     dumps: dict[str, dict[str, str]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
-    # The same model for better processors, ascending, where `target` is the least of several.
-    levels: list[Compilation] = field(default_factory=list)
 
 
 def compile_model(
@@ -161,47 +159,21 @@ def generate_model(
 ) -> Compilation:
     """The front half: import, passes and code generation, without machine code."""
     from bessemer.backend.target import Target
+    from bessemer.codegen.generate import generate
     from bessemer.passes.pipeline import lower
 
     seconds: dict[str, float] = {}
-    targets = Target.parse_levels(options.target, options.cpu)
-    if len(targets) > 1 and options.profile:
-        raise UsageError(f"--cpu {options.cpu}: code that measures itself is for one CPU")
+    target = Target.parse(options.target, options.cpu)
     with _stage("import", seconds, progress):
         imported = import_source(source, options)
     with _stage("passes", seconds, progress):
         lowered = lower(imported.graph)
     context = context_of(options, imported.context_length)
     with _stage("codegen", seconds, progress):
-        generated = generate_for(lowered, options, targets, context)
-    least, *others = (
-        Compilation(imported, options, target, lowered, code, seconds=seconds)
-        for target, code in zip(targets, generated, strict=True)
-    )
-    least.levels = others
-    return least
-
-
-def generate_for(
-    lowered: Lowered, options: CompileOptions, targets: Sequence[Target], context: int
-) -> list[Generated]:
-    """Code of one model for each target, with the same layout of weights, state and scratch."""
-    from bessemer.artifact.layout import ScratchLayout
-    from bessemer.codegen.generate import generate
-
-    def made(target: Target, scratch: ScratchLayout) -> Generated:
-        chosen = replace(codegen_options(options, target, context), least_scratch=scratch)
-        return generate(lowered.prefill, lowered.decode, chosen)
-
-    found = [made(target, ScratchLayout(0, 0)) for target in targets]
-    largest = ScratchLayout(
-        max(code.scratch.shared_bytes for code in found),
-        max(code.scratch.thread_bytes for code in found),
-    )
-    return [
-        code if code.scratch == largest else made(target, largest)
-        for target, code in zip(targets, found, strict=True)
-    ]
+        generated = generate(
+            lowered.prefill, lowered.decode, codegen_options(options, target, context)
+        )
+    return Compilation(imported, options, target, lowered, generated, seconds=seconds)
 
 
 def import_source(source: Any, options: CompileOptions) -> Imported:
@@ -257,8 +229,6 @@ def build_objects(
                 dump=dump,
             )
             compilation.dumps[stem] = dump or {}
-    for level in compilation.levels:
-        build_objects(level, progress=progress)
 
 
 def _write(
