@@ -196,8 +196,10 @@ def codegen_options(options: CompileOptions, target: Target, context: int) -> Ge
     from bessemer.codegen.generate import GenerateOptions
     from bessemer.codegen.group import CodegenTarget
 
-    registers = 32 if target.arch != "x86_64" else 16
-    machine = CodegenTarget(target.f32_lanes, registers, min(options.chunk, context), options.kv)
+    chunk = min(options.chunk, context)
+    machine = CodegenTarget(
+        target.f32_lanes, target.vector_registers, chunk, options.kv, target.pair_dot
+    )
     return GenerateOptions(
         machine,
         options.weights or "f16",

@@ -31,8 +31,14 @@ CANARY = 4096  # bytes behind the scratch that a kernel must leave alone
 LANES = (8, 4)
 
 
-def codegen_target(lanes: int = 8, kv: str = "f32", registers: int = 16) -> CodegenTarget:
-    return CodegenTarget(lanes=lanes, registers=registers, chunk=64, kv_dtype=kv)
+def codegen_target(
+    lanes: int = 8, kv: str = "f32", registers: int = 16, pair_dot: str | None = None
+) -> CodegenTarget:
+    """pair_dot: None for this machine's instruction at its own width, else the generic form."""
+    native = Target.native()
+    if pair_dot is None:
+        pair_dot = native.pair_dot if native.f32_lanes == lanes else ""
+    return CodegenTarget(lanes, registers, 64, kv, pair_dot)
 
 
 def aligned(nbytes: int) -> np.ndarray:

@@ -13,6 +13,7 @@ from bessemer.graph import DType, Env, TensorType, evaluate_node
 from bessemer.graph.ops.elementwise import ACTIVATIONS
 from bessemer.graph.ops.fused import gated
 from bessemer.graph.schema import build, param
+from tests.codegen.integer_reference import integers
 from tests.codegen.kernel_harness import CompiledKernel, codegen_target
 
 FORMATS = ("f32", "f16", "bf16", "q8_0")
@@ -41,7 +42,13 @@ def linear_spec(
     kind: str = "linear",
     **attrs: object,
 ) -> GroupSpec:
-    full = {"activation": "none", "scale": 1.0, "has_bias": False, "has_residual": False}
+    full = {
+        "activation": "none",
+        "scale": 1.0,
+        "has_bias": False,
+        "has_residual": False,
+        "few_rows": False,
+    }
     if kind == "glu_linear":
         full = {
             "activation": "silu",
@@ -49,14 +56,16 @@ def linear_spec(
             "limit": 7.0,
             "has_bias": False,
             "has_residual": False,
+            "few_rows": False,
         }
     full.update(attrs)
     lead = (2,) if kind == "glu_linear" else ()
     stored = StoredWeight.place("w", (*lead, n, k), dtype, "panels", 0).stored_shape
-    operands = [
-        Operand("f32", (rows, k), (stride or k, 1)),
-        Operand(dtype, stored, None, "weight"),
-    ]
+    operands = [Operand("f32", (rows, k), (stride or k, 1))]
+    if dtype == "q8_0" and rows == ROWS:
+        padded = -(-k // 32) * 32
+        operands = [Operand("i16", (rows, padded)), Operand("f32", (rows, padded // 32))]
+    operands.append(Operand(dtype, stored, None, "weight"))
     if full["has_bias"]:
         operands.append(Operand("f32", (*lead, n), None, "weight"))
     if full["has_residual"]:
@@ -69,6 +78,11 @@ def random(shape: tuple[int, ...], seed: int) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
 
 
+def activations(x: np.ndarray, spec: GroupSpec) -> list[np.ndarray]:
+    """x as the group takes it: itself, or integers and their scales."""
+    return list(integers(x)) if spec.operands[0].element == "i16" else [x]
+
+
 @pytest.mark.parametrize("lanes", [8, 4])
 @pytest.mark.parametrize(
     ("k", "n", "dtype"),
@@ -79,6 +93,8 @@ def test_linear_sizes(k: int, n: int, dtype: str, lanes: int) -> None:
     tiled = CompiledKernel(linear_spec(k, n, dtype), target)
     single = CompiledKernel(linear_spec(k, n, dtype, rows=1), target)
     stored, w = store(random((n, k), 1), dtype)
+    # Integer rows are exact to 2^-15 of a block's largest number, times the root of K of them.
+    tolerance = 2e-5 if dtype != "q8_0" else 2**-15 * 4 * np.sqrt(k)
     for rows in (1, 2, 5, 6, 7, 33, 64):
         x = random((rows, k), rows)
         want = x.astype(np.float64) @ w.T.astype(np.float64)
@@ -86,8 +102,9 @@ def test_linear_sizes(k: int, n: int, dtype: str, lanes: int) -> None:
         for kernel in kernels:
             for threads in (1, 2, 3):
                 out = np.full((rows, n), np.nan, np.float32)
-                kernel(rows, [x, stored, out], threads=threads, order="reversed")
-                np.testing.assert_allclose(out, want, rtol=2e-5, atol=2e-5)
+                given = activations(x, kernel.spec)
+                kernel(rows, [*given, stored, out], threads=threads, order="reversed")
+                np.testing.assert_allclose(out, want, rtol=2e-5, atol=tolerance)
 
 
 @pytest.mark.parametrize("rows", [ROWS, 1])
@@ -146,7 +163,8 @@ def test_small_integers_are_exact(dtype: str) -> None:
     want = (x.astype(np.int64) @ w.T.astype(np.int64)).astype(np.float32)
     for kernel, given in ((linear_spec(k, n, dtype), x), (linear_spec(k, n, dtype, 1), x[:1])):
         out = np.full((len(given), n), np.nan, np.float32)
-        CompiledKernel(kernel, codegen_target())(len(given), [given, stored, out], threads=3)
+        operands = [*activations(given, kernel), stored, out]
+        CompiledKernel(kernel, codegen_target())(len(given), operands, threads=3)
         assert np.array_equal(out, want[: len(given)])
 
 
@@ -169,6 +187,26 @@ def test_accumulation_into_the_residual() -> None:
             out = np.zeros((rows, n), np.float32)
             kernel(rows, [x, pack(w), np.ones((rows, n), np.float32), out])
             np.testing.assert_allclose(out, 3.0, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "q8_0"])
+@pytest.mark.parametrize("kind", ["linear", "glu_linear"])
+def test_few_rows(kind: str, dtype: str) -> None:
+    """The rows whose logits are wanted: none, one (a matrix-vector product), several."""
+    k, n = 70, 41
+    lead = (2,) if kind == "glu_linear" else ()
+    spec = linear_spec(k, n, dtype, kind=kind, few_rows=True)
+    kernel = CompiledKernel(spec, codegen_target())
+    stored, w = store(random((*lead, n, k), 1), dtype)
+    for rows in (0, 1, 2, 7):
+        x = random((7, k), rows)
+        out = np.full((7, n), 7.0, np.float32)
+        kernel(rows, [*activations(x, spec), stored, out], threads=2)
+        want = x @ w.T if kind == "linear" else None
+        if want is None:
+            want = gated(x @ w[0].T, x @ w[1].T, dict(spec.attrs))
+        np.testing.assert_allclose(out[:rows], want[:rows], rtol=2e-3, atol=2e-3)
+        assert (out[rows:] == 7.0).all()
 
 
 def test_no_rows() -> None:

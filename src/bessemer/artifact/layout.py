@@ -27,13 +27,25 @@ LAYER_WORDS = 4  # k offset, v offset (bytes from the slot's base), ring rows, 0
 
 # Depth of a q8_0 block: as in GGUF, 32 weights of a row share one f16 scale.
 Q8_DEPTH = 32
-# Bytes of one block of a q8_0 panel: 32 deep x 32 rows of int8, K-major, then the rows' 32 scales.
-# 17 whole cache lines, so that weights and scales are one aligned stream.
+# Depths that lie side by side for each row: what an instruction takes that multiplies pairs.
+Q8_PAIR = 2
+# Bytes of one block of a q8_0 panel: 32 deep x 32 rows of int8, by pairs of depths
+# [16][32 rows][2], then the rows' 32 scales. 17 whole cache lines, so that weights and scales are
+# one aligned stream.
 Q8_SCALES_AT = Q8_DEPTH * PANEL_ROWS
 Q8_BLOCK_BYTES = Q8_SCALES_AT + 2 * PANEL_ROWS
 
 # Bytes of an element; q8_0 is counted in bytes, see `StoredWeight.stored_shape`.
-STORAGE_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "q8_0": 1, "i64": 8, "i32": 4, "bool": 1}
+STORAGE_BYTES = {
+    "f32": 4,
+    "f16": 2,
+    "bf16": 2,
+    "q8_0": 1,
+    "i64": 8,
+    "i32": 4,
+    "i16": 2,
+    "bool": 1,
+}
 
 
 def align(n: int, to: int = ALIGN) -> int:
@@ -47,7 +59,8 @@ class StoredWeight:
     shape: logical shape.  dtype: storage ("f32", "f16", "bf16", ...).
     layout: "plain" (row-major), or "panels": the last two dimensions [N, K] are kept as
     [ceil(N/32)][K][32] with missing rows zero; leading dimensions stay outermost. Panels of
-    q8_0 are [ceil(N/32)][ceil(K/32)][1088 bytes]: int8 [32][32] and f16 [32], missing depth zero.
+    q8_0 are [ceil(N/32)][ceil(K/32)][1088 bytes]: int8 [16][32][2] (depths by pairs) and f16 [32],
+    missing depth zero.
     offset, nbytes: place in the file.
     """
 

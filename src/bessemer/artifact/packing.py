@@ -16,6 +16,7 @@ from bessemer.artifact.layout import (
     PANEL_ROWS,
     Q8_BLOCK_BYTES,
     Q8_DEPTH,
+    Q8_PAIR,
     Q8_SCALES_AT,
     StoredWeight,
 )
@@ -92,8 +93,8 @@ def _quantised_panels(block: npt.NDArray[np.float32], weight: StoredWeight) -> n
         raise _beyond_range(weight, float(np.nanmax(np.abs(block))), "--weights bf16 or f32")
     panels, blocks = rows // PANEL_ROWS, quantised.shape[1]
     out = np.empty((panels, blocks, Q8_BLOCK_BYTES), np.uint8)
-    by_panel = quantised.reshape(panels, PANEL_ROWS, blocks, Q8_DEPTH).transpose(0, 2, 3, 1)
-    flat = np.ascontiguousarray(by_panel).view(np.uint8)
+    pairs = quantised.reshape(panels, PANEL_ROWS, blocks, Q8_DEPTH // Q8_PAIR, Q8_PAIR)
+    flat = np.ascontiguousarray(pairs.transpose(0, 2, 3, 1, 4)).view(np.uint8)
     out[..., :Q8_SCALES_AT] = flat.reshape(panels, blocks, -1)
     row_scales = scales.reshape(panels, PANEL_ROWS, blocks).transpose(0, 2, 1)
     out[..., Q8_SCALES_AT:] = np.ascontiguousarray(row_scales).view(np.uint8)
@@ -106,7 +107,9 @@ def _unpack_quantised(data: npt.NDArray[np.uint8], weight: StoredWeight) -> np.n
     stored = data.reshape(-1, Q8_BLOCK_BYTES)
     quantised = np.ascontiguousarray(stored[:, :Q8_SCALES_AT]).view(np.int8)
     scales = np.ascontiguousarray(stored[:, Q8_SCALES_AT:]).view(np.float16).astype(np.float32)
-    values = quantised.reshape(-1, Q8_DEPTH, PANEL_ROWS).astype(np.float32) * scales[:, None, :]
+    pairs = quantised.reshape(-1, Q8_DEPTH // Q8_PAIR, PANEL_ROWS, Q8_PAIR)
+    by_depth = pairs.transpose(0, 1, 3, 2).reshape(-1, Q8_DEPTH, PANEL_ROWS)
+    values = by_depth.astype(np.float32) * scales[:, None, :]
     blocks = -(-depth // Q8_DEPTH)
     by_panel = values.reshape(*lead, -1, blocks * Q8_DEPTH, PANEL_ROWS)
     by_row = np.moveaxis(by_panel, -1, -2).reshape(*lead, -1, blocks * Q8_DEPTH)

@@ -12,6 +12,10 @@ from bessemer.errors import TargetError
 
 NATIVE = "native"
 BASELINE = "baseline"
+# x86-64's levels by their short names. Each has all that the one before has.
+LEVELS = {"v2": "x86-64-v2", "v3": "x86-64-v3", "v4": "x86-64-v4"}
+# What makes 512-bit vectors worth while: all of x86-64-v4, not AVX-512's first half alone.
+_WIDE = {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
 
 _SHORT_TRIPLES = {
     "x86_64": "x86_64-unknown-linux-gnu",
@@ -102,7 +106,30 @@ class Target:
 
         8 with AVX2 (AVX-512 machines too: two 256-bit ports, and no lower clock), else 4.
         """
-        return 8 if "avx2" in self.features else 4
+        if set(self.features) >= _WIDE:
+            return 16
+        return 8 if "avx2" in self.features or self._has_v else 4
+
+    @property
+    def pair_dot(self) -> str:
+        """LLVM's name of x86's instruction that multiplies pairs of i16 into `f32_lanes` i32, or ""
+        (see `codegen.kernels.integer_rows`).
+        """
+        if self.arch != "x86_64":
+            return ""
+        by_lanes = {4: "sse2.pmadd.wd", 8: "avx2.pmadd.wd", 16: "avx512.pmaddw.d.512"}
+        return f"llvm.x86.{by_lanes[self.f32_lanes]}"
+
+    @property
+    def vector_registers(self) -> int:
+        """How many vectors of `f32_lanes` the processor holds."""
+        if self.arch == "x86_64":
+            return 32 if "avx512f" in self.features else 16
+        return 16 if self._has_v else 32
+
+    @property
+    def _has_v(self) -> bool:
+        return self.arch == "riscv64" and "v" in self.features
 
     @property
     def has_fma(self) -> bool:

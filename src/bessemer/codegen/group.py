@@ -23,7 +23,7 @@ ROWS = "?"  # a dimension whose size is known at run time: the rows of the call
 
 @dataclass(frozen=True)
 class Operand:
-    """A memory operand. element: "f32", "f16", "bf16", "q8_0" (bytes), "i64", "i1", "i8".
+    """A memory operand. element: "f32", "f16", "bf16", "q8_0" (bytes), "i64", "i16", "i1", "i8".
 
     A size of ROWS (only the first) is the row count; strides are in elements, None = contiguous.
     role: "in", "out", "weight" or "state".
@@ -72,6 +72,7 @@ class CodegenTarget:
     registers: int  # architectural vector registers
     chunk: int  # most rows of a call
     kv_dtype: str  # element of the KV cache
+    pair_dot: str = ""  # LLVM's name of an instruction on `lanes` pairs, see `integer_rows`
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from bessemer.codegen.kernels import attention_decode
+from bessemer.artifact.layout import Q8_DEPTH
+from bessemer.codegen.kernels import attention_decode, integer_rows
 from bessemer.codegen.program import EXPANDERS, Planner, expands
 from bessemer.codegen.views import View
 from bessemer.graph.core import Node, Value
 from bessemer.graph.dims import Dim
 
+# The rows whose logits are wanted: mostly one, whatever the length of the prompt.
+WANTED_ROWS = Dim.sym("R")
 # Ops whose weights are stored in panels, with the index of the weight operand.
 PANEL_OPERAND = {"linear": 1, "glu_linear": 1, "embedding": 0, "expert_linear": 2}
 
@@ -58,13 +61,37 @@ def _inputs(planner: Planner, values: tuple[Value, ...], panel: int | None = Non
 def _linear(planner: Planner, node: Node) -> None:
     gated = node.op == "glu_linear"
     names = ("activation", "alpha", "limit") if gated else ("activation", "scale")
+    rows = node.types[0].shape[0]
     attrs = {
         **_attrs(node, *names),
         "has_bias": node.attrs["has_bias"],
         "has_residual": node.attrs.get("has_residual", False),
+        "few_rows": isinstance(rows, Dim) and rows == WANTED_ROWS,
     }
     accesses = [*_inputs(planner, node.inputs, 1), (planner.write(node.out), "out")]
+    if _is_quantised(planner, node.inputs[1]) and isinstance(rows, Dim):
+        accesses[:1] = _integer_rows(planner, node)
     planner.call(node.op, accesses, label=_label(node), attrs=attrs)
+
+
+def _is_quantised(planner: Planner, weight: Value) -> bool:
+    return planner.read(weight).buffer.element == "q8_0"
+
+
+def _integer_rows(planner: Planner, node: Node) -> list[tuple[View, str]]:
+    """x of a product with quantised weights as 16-bit integers and their scales."""
+    x = node.inputs[0]
+    depth = x.shape[-1]
+    assert isinstance(depth, int)
+    count = integer_rows.blocks(depth)
+    q = planner.temporary("integers", (*x.shape[:-1], count * Q8_DEPTH), "i16")
+    scales = planner.temporary("scales", (*x.shape[:-1], count))
+    planner.call(
+        "quantise_rows",
+        [(planner.read(x), "in"), (q, "out"), (scales, "out")],
+        label=_label(node),
+    )
+    return [(q, "in"), (scales, "in")]
 
 
 @expands("rms_norm", "layer_norm")
@@ -180,4 +207,6 @@ def _decode_attention(planner: Planner, node: Node) -> None:
 def _expert_linear(planner: Planner, node: Node) -> None:
     attrs = _attrs(node, "activation", "alpha", "limit", "gated", "has_bias")
     accesses = [*_inputs(planner, node.inputs, 2), (planner.write(node.out), "out")]
+    if _is_quantised(planner, node.inputs[2]):
+        accesses[:1] = _integer_rows(planner, node)
     planner.call("expert_linear", accesses, label=_label(node), attrs=attrs)

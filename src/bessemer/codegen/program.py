@@ -145,8 +145,8 @@ class Planner:
         self._views[value] = view
         return view
 
-    def temporary(self, name: str, shape: tuple[Size, ...]) -> View:
-        return whole(Buffer(name, "f32", shape, "arena"))
+    def temporary(self, name: str, shape: tuple[Size, ...], element: str = "f32") -> View:
+        return whole(Buffer(name, element, shape, "arena"))
 
     def input(self, name: str, rows: Size) -> View:
         """An i64 input of the entry point that the graph does not mention (slots)."""

@@ -15,7 +15,17 @@ from bessemer.graph.core import Node, Value
 from bessemer.graph.dims import Dim, Shape, Size, product
 
 _ELEMENTS = {"f32": "f32", "f16": "f16", "i64": "i64", "i32": "i32", "bool": "i8"}
-ELEMENT_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "i64": 8, "i32": 4, "q8_0": 1, "i1": 1, "i8": 1}
+ELEMENT_BYTES = {
+    "f32": 4,
+    "f16": 2,
+    "bf16": 2,
+    "i64": 8,
+    "i32": 4,
+    "i16": 2,
+    "q8_0": 1,
+    "i1": 1,
+    "i8": 1,
+}
 
 
 @dataclass(frozen=True, eq=False)

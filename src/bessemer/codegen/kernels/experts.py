@@ -1,8 +1,9 @@
 """The linear layers of routed experts: each row of x meets the weights of the experts it chose.
 
-Operands: x[ROWS, K] or x[ROWS, k, K], indices[ROWS, k] (i64), w panels [E, N/32, K, 32] (gated:
-[E, 2, N/32, K, 32]), [bias[E, N] or [E, 2, N]], out[ROWS, k, N]. A thread takes a range of panels
-of every expert. Weights of experts that no row chose are not touched.
+Operands: x[ROWS, K] or x[ROWS, k, K] (of quantised weights: integers and their scales, see
+`integer_rows`), indices[ROWS, k] (i64), w panels [E, N/32, K, 32] (gated: [E, 2, N/32, K, 32]),
+[bias[E, N] or [E, 2, N]], out[ROWS, k, N]. A thread takes a range of panels of every expert. Weights
+of experts that no row chose are not touched.
 
 Many rows are grouped by expert first: the (row, choice) pairs of each expert go through the
 register tile together, gathered by index. One row is a matrix-vector product for each choice.
@@ -17,17 +18,18 @@ from bessemer.artifact.layout import PANEL_ROWS
 from bessemer.codegen.emit import Fn
 from bessemer.codegen.group import CodegenTarget, GroupSpec, Kernel, Operand, register
 from bessemer.codegen.kernels.activation import FloatOps, activate, gate
+from bessemer.codegen.kernels.integer_rows import IntegerRows
 from bessemer.codegen.kernels.linear import row_reader
 from bessemer.codegen.kernels.panel import Panel
 from bessemer.codegen.kernels.tile import (
     K_BLOCK,
     PRODUCT_TYPE,
     Tile,
-    block_product,
     open_tile,
     padded_rows,
     scratch_view,
 )
+from bessemer.codegen.kernels.tile_integer import IntegerTile
 from bessemer.codegen.kernels.vectors import Array, ScratchPlan, operand, pieces
 
 
@@ -37,6 +39,7 @@ class Experts:
 
     spec: GroupSpec
     x: Array
+    scales: Array | None  # of integer rows
     indices: Array
     w: Array
     bias: Array | None
@@ -44,8 +47,17 @@ class Experts:
 
     @staticmethod
     def of(spec: GroupSpec) -> Experts:
-        x, indices, w, *bias, out = (operand(spec, i) for i in range(len(spec.operands)))
-        return Experts(spec, x, indices, w, bias[0] if bias else None, out)
+        x, *rest, out = (operand(spec, i) for i in range(len(spec.operands)))
+        scales = rest.pop(0) if x.element == "i16" else None
+        indices, w, *bias = rest
+        return Experts(spec, x, scales, indices, w, bias[0] if bias else None, out)
+
+    def described(self, array: Array) -> tuple[str, Operand]:
+        """An operand's name and description."""
+        return array.name, self.spec.operands[int(array.name.removeprefix("%op"))]
+
+    def shape(self, array: Array) -> tuple[int | str, ...]:
+        return self.described(array)[1].shape
 
     @property
     def parts(self) -> int:
@@ -54,15 +66,15 @@ class Experts:
 
     @property
     def experts(self) -> int:
-        return int(self.spec.operands[2].shape[0])
+        return int(self.shape(self.w)[0])
 
     @property
     def panels(self) -> int:
-        return int(self.spec.operands[2].shape[-3])
+        return int(self.shape(self.w)[-3])
 
     @property
     def choices(self) -> int:
-        return int(self.spec.operands[1].shape[1])
+        return int(self.shape(self.indices)[1])
 
     @property
     def width(self) -> int:
@@ -74,7 +86,7 @@ class Experts:
 
     @property
     def one_row(self) -> bool:
-        return self.spec.operands[1].shape[0] == 1
+        return self.shape(self.indices)[0] == 1
 
     def x_at(self, row: str, choice: str) -> list[str]:
         """Indices of the input of a (row, choice) pair."""
@@ -85,10 +97,26 @@ class Experts:
 
     def panel(self, f: Fn, lanes: int, expert: str, part: int, panel: str) -> Panel:
         """One panel of an expert's weight."""
-        return Panel(f, lanes, *self.described(2), (expert, *self.part(f, part), panel))
+        return Panel(f, lanes, *self.described(self.w), (expert, *self.part(f, part), panel))
 
-    def described(self, index: int) -> tuple[str, Operand]:
-        return f"%op{index}", self.spec.operands[index]
+    @property
+    def integer_rows(self) -> IntegerRows | None:
+        return IntegerRows(self.x, self.scales) if self.scales else None
+
+    def product(
+        self, f: Fn, target: CodegenTarget, panel: Panel, row: str, choice: str
+    ) -> list[str]:
+        """The sums of a panel with the input of a (row, choice) pair."""
+        at, rows = self.x_at(row, choice), self.integer_rows
+        if rows is not None:
+            return panel.integer_product(target, rows, at)
+        return panel.product(row_reader(f, target, self.described(self.x), at), self.depth)
+
+    def open_tile(self, f: Fn, target: CodegenTarget, offset: int) -> Tile | IntegerTile:
+        rows = self.integer_rows
+        if rows is not None:
+            return IntegerTile.open(f, target, rows, offset)
+        return open_tile(f, target, *self.described(self.x), offset=offset)
 
     def chosen(self, f: Fn, row: str, choice: str) -> str:
         """The expert of a pair. A router of NaN must not lead out of the weights."""
@@ -134,9 +162,8 @@ def _emit_one_row(f: Fn, group: Experts, target: CodegenTarget) -> None:
         expert = group.chosen(f, row, choice.iv)
         with f.loop("%begin", "%end") as panel:
             for part in range(group.parts):
-                x = row_reader(f, target, group.described(0), group.x_at(row, choice.iv))
                 weights = group.panel(f, target.lanes, expert, part, panel.iv)
-                sums = weights.product(x, group.depth)
+                sums = group.product(f, target, weights, row, choice.iv)
                 for v, value in enumerate(sums):
                     at = f.index(v * target.lanes)
                     product.vstore(f, value, target.lanes, f.index(part), at)
@@ -150,7 +177,7 @@ def _emit_one_row(f: Fn, group: Experts, target: CodegenTarget) -> None:
 def _emit_grouped(f: Fn, group: Experts, target: CodegenTarget) -> None:
     plan = _plan(group.spec, target)
     size = f.index(padded_rows(target.chunk, target))
-    tile = open_tile(f, target, *group.described(0), offset=plan.offset("weights"))
+    tile = group.open_tile(f, target, plan.offset("weights"))
     outputs = [
         Array(scratch_view(f, plan.offset(f"product{p}"), PRODUCT_TYPE, size), PRODUCT_TYPE)
         for p in range(group.parts)
@@ -195,7 +222,7 @@ def _group_by_expert(f: Fn, group: Experts, ends: Array, pairs: Array) -> None:
 def _slab(
     f: Fn,
     group: Experts,
-    tile: Tile,
+    tile: Tile | IntegerTile,
     place: tuple[str, str],
     slab: tuple[Array, str, str],
     outputs: list[Array],
@@ -211,7 +238,7 @@ def _slab(
 
     for part, output in enumerate(outputs):
         weights = group.panel(f, tile.target.lanes, expert, part, panel)
-        block_product(tile, weights, count, output.name, lambda i: group.x_at(*pair(i)))
+        tile.block_product(weights, count, output.name, lambda i: group.x_at(*pair(i)))
     with f.loop(f.index(0), count) as i:
 
         def products(width: int, column: str) -> list[str]:

@@ -1,8 +1,11 @@
 """y = residual + scale * act(x @ W.T + b), and the gated form act(x @ G.T + b) * (x @ U.T + c).
 
 Weights are panels (gated: [2] of them, see `panel`); a thread takes a range of panels. Many
-rows go through the register tile of `tile`; one row is a matrix-vector product that streams each
-panel once. Both end in the same epilogue, on vectors, or on scalars for the columns past N.
+rows go through a register tile; one row is a matrix-vector product that streams each panel once.
+Both end in the same epilogue, on vectors, or on scalars for the columns past N.
+
+Quantised weights meet rows of 16-bit integers (`integer_rows`). Many rows come as such, made once by
+a group of their own; one row each thread converts for itself, which costs less than to wait for it.
 """
 
 from __future__ import annotations
@@ -14,23 +17,32 @@ from bessemer.artifact.layout import PANEL_ROWS
 from bessemer.codegen.emit import Fn
 from bessemer.codegen.group import CodegenTarget, GroupSpec, Kernel, Operand, register
 from bessemer.codegen.kernels.activation import FloatOps, activate, gate
+from bessemer.codegen.kernels.integer_rows import (
+    IntegerRows,
+    plan_row,
+    quantise_row,
+    scratch_row,
+)
 from bessemer.codegen.kernels.panel import Panel
 from bessemer.codegen.kernels.tile import (
     PRODUCT_TYPE,
-    block_product,
+    Tile,
     open_tile,
     padded_rows,
     product_bytes,
     scratch_view,
     weights_bytes,
 )
+from bessemer.codegen.kernels.tile_integer import IntegerTile
+from bessemer.codegen.kernels.vectors import Array, ScratchPlan
 
 
 @dataclass(frozen=True)
 class Operands:
-    """The operands of a linear group by name: (SSA name, description)."""
+    """The operands of a linear group by name: (SSA name, description). scales: of integer rows."""
 
     x: tuple[str, Operand]
+    scales: tuple[str, Operand] | None
     w: tuple[str, Operand]
     bias: tuple[str, Operand] | None
     residual: tuple[str, Operand] | None
@@ -38,11 +50,28 @@ class Operands:
 
     @staticmethod
     def of(spec: GroupSpec) -> Operands:
-        named = [(f"%op{i}", o) for i, o in enumerate(spec.operands)]
-        rest = named[2:-1]
+        x, *rest, out = [(f"%op{i}", o) for i, o in enumerate(spec.operands)]
+        scales = rest.pop(0) if x[1].element == "i16" else None
+        w = rest.pop(0)
         bias = rest.pop(0) if spec.attr("has_bias") else None
         residual = rest.pop(0) if spec.attr("has_residual") else None
-        return Operands(named[0], named[1], bias, residual, named[-1])
+        return Operands(x, scales, w, bias, residual, out)
+
+    @property
+    def one_row(self) -> bool:
+        return self.x[1].shape[0] == 1
+
+    @property
+    def depth(self) -> int:
+        depth = self.x[1].shape[-1]
+        assert isinstance(depth, int)
+        return depth
+
+    @property
+    def integer_rows(self) -> IntegerRows:
+        """The rows, when they come as integers."""
+        assert self.scales is not None
+        return IntegerRows(*(Array(name, o.type, o.element) for name, o in (self.x, self.scales)))
 
 
 # Gives the products of column j.. of the panel: one per weight part (two when gated).
@@ -118,23 +147,24 @@ def _panel(fn: Fn, spec: GroupSpec, target: CodegenTarget, part: int, panel: str
     return Panel(fn, target.lanes, *Operands.of(spec).w, lead)
 
 
+def _open_tile(fn: Fn, target: CodegenTarget, ops: Operands) -> Tile | IntegerTile:
+    if ops.scales is not None:
+        return IntegerTile.open(fn, target, ops.integer_rows)
+    return open_tile(fn, target, *ops.x)
+
+
 def _emit_tiled(fn: Fn, spec: GroupSpec, target: CodegenTarget) -> None:
     """Many rows: for each panel, C = X @ W.T block by block into scratch, then the epilogue."""
-    ops = Operands.of(spec)
     rows = fn.index(padded_rows(target.chunk, target))
-    tile = open_tile(fn, target, *ops.x)
+    tile = _open_tile(fn, target, Operands.of(spec))
     base = weights_bytes()
     views = [
         scratch_view(fn, base + part * product_bytes(target), PRODUCT_TYPE, rows)
         for part in range(_parts(spec))
     ]
-    # No rows (a chunk whose logits nobody wants) must not clamp row indices to -1.
-    with (
-        fn.when(fn.cmp("sgt", "%rows", fn.index(0))),
-        fn.loop("%begin", "%end") as panels,
-    ):
+    with fn.loop("%begin", "%end") as panels:
         for part, view in enumerate(views):
-            block_product(tile, _panel(fn, spec, target, part, panels.iv), "%rows", view)
+            tile.block_product(_panel(fn, spec, target, part, panels.iv), "%rows", view)
         with fn.loop(fn.index(0), "%rows") as row:
 
             def products(o: FloatOps, column: str) -> list[str]:
@@ -146,34 +176,52 @@ def _emit_tiled(fn: Fn, spec: GroupSpec, target: CodegenTarget) -> None:
             _columns(fn, spec, target, panels.iv, row.iv, products)
 
 
+def _matvec_plan(spec: GroupSpec) -> ScratchPlan:
+    """The row as integers, where weights are quantised and it doesn't come as such; the sums of the
+    last panel, where it passes N.
+    """
+    ops, plan = Operands.of(spec), ScratchPlan()
+    plan.add("sums", (_parts(spec), PANEL_ROWS))
+    if ops.w[1].element == "q8_0" and ops.scales is None:
+        plan_row(plan, ops.depth)
+    return plan
+
+
+def _row_product(fn: Fn, spec: GroupSpec, target: CodegenTarget) -> Callable[[Panel], list[str]]:
+    """The sums of a panel with the one row there is."""
+    ops, zero = Operands.of(spec), fn.index(0)
+    if ops.w[1].element != "q8_0":
+        reader = row_reader(fn, target, ops.x, [zero])
+        return lambda panel: panel.product(reader, ops.depth)
+    if ops.scales is not None:
+        given = ops.integer_rows
+        return lambda panel: panel.integer_product(target, given, [zero])
+    row = scratch_row(fn, _matvec_plan(spec))
+    x = Array(ops.x[0], ops.x[1].type, ops.x[1].element)
+    quantise_row(fn, target, (x, [zero]), ops.depth, (row, []))
+    return lambda panel: panel.integer_product(target, row, [])
+
+
 def _emit_matvec(fn: Fn, spec: GroupSpec, target: CodegenTarget) -> None:
     """One row: each panel is read once, front to back; its 32 sums stay in registers."""
-    ops = Operands.of(spec)
-    zero = fn.index(0)
-    sums_type = f"memref<{PANEL_ROWS}xf32>"
-    depth = ops.x[1].shape[-1]
-    assert isinstance(depth, int)
+    ops, zero = Operands.of(spec), fn.index(0)
+    product = _row_product(fn, spec, target)
+    width = ops.out[1].shape[-1]
+    assert isinstance(width, int)
+    held = _matvec_plan(spec).view(fn, "sums") if width % PANEL_ROWS else None
     with fn.loop("%begin", "%end") as panels:
-        sums = [
-            _panel(fn, spec, target, part, panels.iv).product(
-                row_reader(fn, target, ops.x, [zero]), depth
-            )
-            for part in range(_parts(spec))
-        ]
-        views = []
-        width = ops.out[1].shape[-1]
-        if isinstance(width, int) and width % PANEL_ROWS:
-            for part, values in enumerate(sums):
-                view = scratch_view(fn, part * PANEL_ROWS * 4, sums_type)
-                for v, value in enumerate(values):
-                    fn.vstore(value, view, [fn.index(v * target.lanes)], sums_type, target.lanes)
-                views.append(view)
+        sums = [product(_panel(fn, spec, target, part, panels.iv)) for part in range(_parts(spec))]
+        for part, values in enumerate(sums if held else []):
+            assert held is not None
+            for v, value in enumerate(values):
+                held.vstore(fn, value, target.lanes, fn.index(part), fn.index(v * target.lanes))
 
         def products(o: FloatOps, column: str) -> list[str]:
             if o.lanes:
                 whole = next(j for j in range(0, PANEL_ROWS, o.lanes) if fn.index(j) == column)
                 return [values[whole // o.lanes] for values in sums]
-            return [fn.load(view, [column], sums_type) for view in views]
+            assert held is not None
+            return [held.load(fn, fn.index(part), column) for part in range(_parts(spec))]
 
         _columns(fn, spec, target, panels.iv, zero, products)
 
@@ -187,25 +235,35 @@ def row_reader(
 
 
 def emit(fn: Fn, spec: GroupSpec, target: CodegenTarget) -> None:
-    """Operands: x[rows, K], w panels, [bias], [residual[rows, N]], out[rows, N]."""
-    if spec.operands[0].shape[0] == 1:
+    """Operands: x[rows, K] (or integers i16 and their scales), w panels, [bias],
+    [residual[rows, N]], out[rows, N].
+    """
+    if Operands.of(spec).one_row:
         _emit_matvec(fn, spec, target)
-    else:
+        return
+    few = 0
+    if spec.attr("few_rows"):
+        # The rows whose logits are wanted: mostly the last one, which needs no tile of six.
+        few = 1
+        with fn.when(fn.cmp("eq", "%rows", fn.index(few))):
+            _emit_matvec(fn, spec, target)
+    # No rows (a chunk whose logits nobody wants) must not clamp row indices to -1.
+    with fn.when(fn.cmp("sgt", "%rows", fn.index(few))):
         _emit_tiled(fn, spec, target)
 
 
 def units(spec: GroupSpec) -> int:
     """Panels of the weight."""
-    shape = spec.operands[1].shape
-    panels = shape[-3]
+    panels = Operands.of(spec).w[1].shape[-3]
     assert isinstance(panels, int)
     return panels
 
 
 def thread_scratch(spec: GroupSpec, target: CodegenTarget) -> int:
-    if spec.operands[0].shape[0] == 1:
-        return _parts(spec) * PANEL_ROWS * 4
-    return weights_bytes() + _parts(spec) * product_bytes(target)
+    one_row = _matvec_plan(spec).nbytes
+    if Operands.of(spec).one_row:
+        return one_row
+    return max(one_row, weights_bytes() + _parts(spec) * product_bytes(target))
 
 
 for _kind in ("linear", "glu_linear"):

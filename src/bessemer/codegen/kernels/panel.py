@@ -1,7 +1,8 @@
-"""Weight panels of every storage format: how 32 rows of a matrix become f32 vectors.
+"""Weight panels of every storage format: how 32 rows of a matrix become vectors.
 
-A panel is named by the indices that lead to it in its operand. Float formats store it as
-[K][32]; q8_0 as blocks of 32 deep, int8 [32][32] followed by the 32 rows' f16 scales.
+A panel is named by the indices that lead to it in its operand. Float formats store it as [K][32],
+and are widened to f32. q8_0 has blocks of 32 deep, int8 [16][32][2] followed by the 32 rows' f16
+scales; it is multiplied as integers, see `integer_rows`.
 """
 
 from __future__ import annotations
@@ -9,13 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bessemer.artifact.layout import PANEL_ROWS, Q8_DEPTH, Q8_SCALES_AT
+from bessemer.artifact.layout import PANEL_ROWS, Q8_DEPTH, Q8_PAIR, Q8_SCALES_AT
 from bessemer.codegen.emit import Fn
-from bessemer.codegen.group import Operand
+from bessemer.codegen.group import CodegenTarget, Operand
+from bessemer.codegen.kernels.integer_rows import IntegerRows, pair_dot
+from bessemer.codegen.kernels.vectors import vector_type
 
 # Weight rows per step of the matrix-vector loop: with four vectors a panel this gives eight
 # independent chains, as many as two FMA units of four cycles keep busy.
 UNROLL = 2
+# Pairs of depths per step of the integer loop, whose sums need no more than their four chains.
+PAIR_UNROLL = 4
 
 Scalar = Callable[[str], str]
 
@@ -39,10 +44,15 @@ class Panel:
         """First row of each vector of the panel."""
         return range(0, PANEL_ROWS, self.lanes)
 
+    @property
+    def blocks(self) -> int:
+        """Blocks of a quantised panel's depth."""
+        count = self.operand.shape[-2]
+        assert isinstance(count, int)
+        return count
+
     def vectors(self, k: str) -> list[str]:
-        """The panel's 32 weights at depth k, as vectors; without scales when quantised."""
-        if self.is_quantised:
-            return self._quantised(self.fn.div(k, self._depth), self.fn.rem(k, self._depth))
+        """The panel's 32 weights at depth k, as f32 vectors; of the float formats."""
         at = [*self.lead, k]
         return [self._load([*at, self.fn.index(c)], self.operand.element) for c in self.columns]
 
@@ -53,15 +63,17 @@ class Panel:
     def _load(self, at: list[str], element: str, count: int | None = None) -> str:
         return self.fn.vload(self.name, at, self.operand.type, count or self.lanes, element)
 
-    def _quantised(self, block: str, k: str) -> list[str]:
-        """int8 at depth k of a block, as f32."""
-        fn, found = self.fn, []
-        first = fn.mul(k, fn.index(PANEL_ROWS))
+    def pairs(self, block: str, pair: str) -> list[str]:
+        """The int8 weights at depths 2 * pair and 2 * pair + 1 of a q8_0 block, side by side for
+        each row, as vectors of 2 * lanes i16.
+        """
+        fn, found, count = self.fn, [], Q8_PAIR * self.lanes
+        first = fn.mul(pair, fn.index(Q8_PAIR * PANEL_ROWS))
         for column in self.columns:
-            at = ", ".join([*self.lead, block, fn.offset(first, column)])
-            kind = f"vector<{self.lanes}xi8>"
+            at = ", ".join([*self.lead, block, fn.offset(first, Q8_PAIR * column)])
+            kind = f"vector<{count}xi8>"
             bytes_ = fn.op(f"vector.load {self.name}[{at}] : {self.operand.type}, {kind}")
-            found.append(fn.op(f"arith.sitofp {bytes_} : {kind} to vector<{self.lanes}xf32>"))
+            found.append(fn.op(f"arith.extsi {bytes_} : {kind} to vector<{count}xi16>"))
         return found
 
     def scales(self, block: str) -> list[str]:
@@ -76,65 +88,68 @@ class Panel:
         return found
 
     def widen(self, first: str, size: str, store: Callable[[str, int, str], None]) -> None:
-        """store(k - first, column, vector) for depths [first, first + size); `first` is a multiple
-        of 32.
-        """
-        fn, zero = self.fn, self.fn.index(0)
-        if not self.is_quantised:
-            with fn.loop(zero, size) as loop:
-                vectors = self.vectors(fn.add(first, loop.iv))
-                for column, value in zip(self.columns, vectors, strict=True):
-                    store(loop.iv, column, value)
-            return
-        with fn.loop(zero, size, Q8_DEPTH) as blocks:
-            block = fn.div(fn.add(first, blocks.iv), self._depth)
-            scales = self.scales(block)
-            count = fn.min(fn.sub(size, blocks.iv), self._depth)
-            with fn.loop(zero, count) as loop:
-                at = fn.add(blocks.iv, loop.iv)
-                vectors = self._quantised(block, loop.iv)
-                for column, value, scale in zip(self.columns, vectors, scales, strict=True):
-                    kind = f"vector<{self.lanes}xf32>"
-                    store(at, column, fn.arith("mulf", value, scale, type_=kind))
+        """store(k - first, column, vector) for depths [first, first + size)."""
+        fn = self.fn
+        with fn.loop(fn.index(0), size) as loop:
+            vectors = self.vectors(fn.add(first, loop.iv))
+            for column, value in zip(self.columns, vectors, strict=True):
+                store(loop.iv, column, value)
 
     def product(self, x: Scalar, depth: int) -> list[str]:
         """The 32 sums of weight * x(k) over k < depth, as vectors. x gives a broadcast vector."""
-        if not self.is_quantised:
-            return self._sums(x, self.vectors, 0, depth, self.fn.index(0))
-        fn, kind = self.fn, f"vector<{self.lanes}xf32>"
-        start = [(fn.splat(0.0, self.lanes), kind)] * len(self.columns)
-        whole = depth // Q8_DEPTH
-        with fn.loop(fn.index(0), fn.index(whole), 1, start) as loop:
-            loop.carry(*self._block(x, loop.iv, Q8_DEPTH, loop.args))
-        sums = loop.results
-        if depth % Q8_DEPTH:
-            sums = self._block(x, fn.index(whole), depth % Q8_DEPTH, sums)
-        return sums
+        return self._sums(x, depth)
 
-    def _block(self, x: Scalar, block: str, depth: int, sums: list[str]) -> list[str]:
-        """sums + scale * (sum over one block): scales are applied once per block."""
-        fn = self.fn
-        first = fn.mul(block, self._depth)
-        inner = self._sums(x, lambda k: self._quantised(block, k), 0, depth, first)
-        scaled = zip(inner, self.scales(block), sums, strict=True)
-        return [fn.fma(value, scale, total, self.lanes) for value, scale, total in scaled]
+    def integer_product(self, target: CodegenTarget, rows: IntegerRows, at: list[str]) -> list[str]:
+        """The 32 sums of weight * x over one row of integers, as f32 vectors. The sums of a block
+        are exact; its scales are applied once.
+        """
+        fn, lanes = self.fn, self.lanes
+        kind, whole = vector_type(lanes), vector_type(lanes, "i32")
+        start = [(fn.splat(0.0, lanes), kind)] * len(self.columns)
+        with fn.loop(fn.index(0), fn.index(self.blocks), 1, start) as loop:
+            x_scale = rows.scale(fn, lanes, at, loop.iv)
+            sums = self._integer_block(target, rows, at, loop.iv)
+            totals = []
+            for total, value, scale in zip(loop.args, sums, self.scales(loop.iv), strict=True):
+                value = fn.op(f"arith.sitofp {value} : {whole} to {kind}")
+                scale = fn.arith("mulf", x_scale, scale, type_=kind)
+                totals.append(fn.fma(value, scale, total, lanes))
+            loop.carry(*totals)
+        return loop.results
 
-    def _sums(
-        self, x: Scalar, weights: Callable[[str], list[str]], start: int, stop: int, base: str
+    def _integer_block(
+        self, target: CodegenTarget, rows: IntegerRows, at: list[str], block: str
     ) -> list[str]:
-        """Sums over k in [start, stop) of weights(k) * x(base + k), UNROLL rows a step."""
+        fn, kind = self.fn, vector_type(self.lanes, "i32")
+        zero = fn.constant(f"arith.constant dense<0> : {kind}")
+        first = fn.mul(block, self._depth)
+        start = [(zero, kind)] * len(self.columns)
+        with fn.loop(fn.index(0), fn.index(Q8_DEPTH // Q8_PAIR), PAIR_UNROLL, start) as loop:
+            sums = list(loop.args)
+            for u in range(PAIR_UNROLL):
+                pair = fn.offset(loop.iv, u)
+                k = fn.add(first, fn.mul(pair, fn.index(Q8_PAIR)))
+                x = rows.pair(fn, self.lanes, at, k)
+                products = [pair_dot(fn, target, w, x) for w in self.pairs(block, pair)]
+                pairs = zip(sums, products, strict=True)
+                sums = [fn.arith("addi", a, b, type_=kind) for a, b in pairs]
+            loop.carry(*sums)
+        return loop.results
+
+    def _sums(self, x: Scalar, depth: int) -> list[str]:
+        """Sums over k < depth, UNROLL depths a step."""
         fn, lanes, vectors = self.fn, self.lanes, len(self.columns)
         kind = f"vector<{lanes}xf32>"
         zero = (fn.splat(0.0, lanes), kind)
 
         def step(k: str, sums: list[str]) -> list[str]:
-            factor = x(fn.add(base, k))
-            pairs = zip(weights(k), sums, strict=True)
+            factor = x(k)
+            pairs = zip(self.vectors(k), sums, strict=True)
             return [fn.fma(w, factor, total, lanes) for w, total in pairs]
 
-        even = stop - (stop - start) % UNROLL
+        even = depth - depth % UNROLL
         carried = [zero] * (vectors * UNROLL)
-        with fn.loop(fn.index(start), fn.index(even), UNROLL, carried) as loop:
+        with fn.loop(fn.index(0), fn.index(even), UNROLL, carried) as loop:
             now: list[str] = []
             for u in range(UNROLL):
                 now += step(fn.offset(loop.iv, u), loop.args[u * vectors : (u + 1) * vectors])
@@ -143,7 +158,7 @@ class Panel:
         for u in range(1, UNROLL):
             other = loop.results[u * vectors : (u + 1) * vectors]
             sums = [fn.arith("addf", a, b, type_=kind) for a, b in zip(sums, other, strict=True)]
-        for k in range(even, stop):
+        for k in range(even, depth):
             sums = step(fn.index(k), sums)
         return sums
 
@@ -154,7 +169,9 @@ class Panel:
             value = fn.load(self.name, [*self.lead, k, row], self.operand.type)
             return fn.widen(value, self.operand.element)
         block, inner = fn.div(k, self._depth), fn.rem(k, self._depth)
-        at = fn.add(fn.mul(inner, fn.index(PANEL_ROWS)), row)
+        two = fn.index(Q8_PAIR)
+        pair = fn.add(fn.mul(fn.div(inner, two), fn.index(PANEL_ROWS)), row)
+        at = fn.add(fn.mul(pair, two), fn.rem(inner, two))
         byte = fn.load(self.name, [*self.lead, block, at], self.operand.type)
         value = fn.op(f"arith.sitofp {byte} : i8 to f32")
         place = fn.add(fn.index(Q8_SCALES_AT), fn.mul(row, fn.index(2)))

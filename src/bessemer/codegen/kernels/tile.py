@@ -1,8 +1,9 @@
 """The register tile: rows of activations times one 32-row weight panel.
 
-`block_product` computes C[rows, 32] = X[rows, K] @ panel.T for one panel of any format. K is cut
-into blocks; of each, the panel is widened to f32 once and then used by every tile of rows. Rows are
-addressed through a function, so that gathered rows (experts) use it too.
+`block_product` computes C[rows, 32] = X[rows, K] @ panel.T for one panel of any float format. K is
+cut into blocks; of each, the panel is widened to f32 once and then used by every tile of rows. Rows
+are addressed through a function, so that gathered rows (experts) use it too. Quantised panels have
+`tile_integer`.
 """
 
 from __future__ import annotations
@@ -69,6 +70,45 @@ class Tile:
     def weights_type(self) -> str:
         return memref_type((PANEL_ROWS // self.columns, K_BLOCK, self.columns), "f32")
 
+    def block_product(
+        self,
+        panel: Panel,
+        rows: str,
+        product: str,
+        row_index: Callable[[str], list[str]] | None = None,
+    ) -> None:
+        """C[0:rows] = X @ panel.T into `product`, a memref<? x 32 x f32> of padded rows.
+
+        row_index(m) gives the indices of row m of x; None: [m].
+        """
+        fn = self.fn
+        depth = self.x_operand.shape[-1]
+        assert isinstance(depth, int)
+        k_size = fn.index(depth)
+        with fn.loop(fn.index(0), k_size, K_BLOCK) as k_loop:
+            size = fn.min(fn.index(K_BLOCK), fn.sub(k_size, k_loop.iv))
+            panel.widen(k_loop.iv, size, lambda k, column, value: _keep(self, k, column, value))
+            first = fn.cmp("eq", k_loop.iv, fn.index(0))
+            with fn.loop(fn.index(0), rows, tile_shape(self.target).rows) as m_loop:
+                at = rows_at(fn, self.target, m_loop.iv, rows, row_index)
+                with fn.loop(fn.index(0), fn.index(PANEL_ROWS // self.columns)) as n_loop:
+                    _tile(self, at, m_loop.iv, n_loop.iv, k_loop.iv, size, first, product)
+
+
+def rows_at(
+    fn: Fn,
+    target: CodegenTarget,
+    m: str,
+    rows: str,
+    row_index: Callable[[str], list[str]] | None,
+) -> list[list[str]]:
+    """Indices of a tile's rows of x from row m. Rows past the end repeat the last one: their
+    products land in the padding of C, so that there is no second code path for the remainder.
+    """
+    last = fn.sub(rows, fn.index(1))
+    wanted = [fn.min(fn.offset(m, r), last) for r in range(tile_shape(target).rows)]
+    return [row_index(r) if row_index else [r] for r in wanted]
+
 
 PRODUCT_TYPE = memref_type(("?", PANEL_ROWS), "f32")
 
@@ -86,49 +126,12 @@ def open_tile(fn: Fn, target: CodegenTarget, x: str, x_operand: Operand, offset:
     return Tile(fn, target, x, x_operand, view)
 
 
-def block_product(
-    tile: Tile,
-    panel: Panel,
-    rows: str,
-    product: str,
-    row_index: Callable[[str], list[str]] | None = None,
-) -> None:
-    """C[0:rows] = X @ panel.T into `product`, a memref<? x 32 x f32> of padded rows.
-
-    row_index(m) gives the indices of row m of x; None: [m].
-    """
-    fn = tile.fn
-    depth = tile.x_operand.shape[-1]
-    assert isinstance(depth, int)
-    k_size = fn.index(depth)
-    with fn.loop(fn.index(0), k_size, K_BLOCK) as k_loop:
-        size = fn.min(fn.index(K_BLOCK), fn.sub(k_size, k_loop.iv))
-        panel.widen(k_loop.iv, size, lambda k, column, value: _keep(tile, k, column, value))
-        first = fn.cmp("eq", k_loop.iv, fn.index(0))
-        with fn.loop(fn.index(0), rows, tile_shape(tile.target).rows) as m_loop:
-            at = _tile_rows(tile, m_loop.iv, rows, row_index)
-            with fn.loop(fn.index(0), fn.index(PANEL_ROWS // tile.columns)) as n_loop:
-                _tile(tile, at, m_loop.iv, n_loop.iv, k_loop.iv, size, first, product)
-
-
 def _keep(tile: Tile, k: str, column: int, value: str) -> None:
     """Store widened weights as [column block][k][columns]."""
     fn = tile.fn
     block, inner = divmod(column, tile.columns)
     to = [fn.index(block), k, fn.index(inner)]
     fn.vstore(value, tile.weights, to, tile.weights_type, tile.target.lanes)
-
-
-def _tile_rows(
-    tile: Tile, m: str, rows: str, row_index: Callable[[str], list[str]] | None
-) -> list[list[str]]:
-    """Indices of the tile's rows of x. Rows past the end repeat the last one: their products land
-    in the padding of C, so that there is no second code path for the remainder.
-    """
-    fn = tile.fn
-    last = fn.sub(rows, fn.index(1))
-    wanted = [fn.min(fn.offset(m, r), last) for r in range(tile_shape(tile.target).rows)]
-    return [row_index(r) if row_index else [r] for r in wanted]
 
 
 def _tile(

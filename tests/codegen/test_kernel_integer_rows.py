@@ -1,0 +1,82 @@
+"""Rows as 16-bit integers, against NumPy: odd widths, extremes, and what is not finite."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from bessemer.codegen.emit import Fn
+from bessemer.codegen.group import ROWS, GroupSpec, Operand
+from bessemer.codegen.kernels.integer_rows import pair_dot
+from tests.codegen.integer_reference import integers
+from tests.codegen.kernel_harness import LANES, CompiledKernel, codegen_target
+
+
+def spec(shape: tuple[int | str, ...]) -> GroupSpec:
+    *lead, depth = shape
+    blocks = -(-int(depth) // 32)
+    return GroupSpec(
+        "quantise_rows",
+        (
+            Operand("f32", shape),
+            Operand("i16", (*lead, 32 * blocks), None, "out"),
+            Operand("f32", (*lead, blocks), None, "out"),
+        ),
+    )
+
+
+def run(x: np.ndarray, lanes: int = 8) -> tuple[np.ndarray, np.ndarray]:
+    q, scales = (np.full_like(a, 99) for a in integers(x))
+    kernel = CompiledKernel(spec((ROWS, *x.shape[1:])), codegen_target(lanes))
+    kernel(len(x), [x, q, scales], threads=2)
+    return q, scales
+
+
+@pytest.mark.parametrize("lanes", LANES)
+@pytest.mark.parametrize("shape", [(3, 1), (2, 33), (5, 64), (4, 3, 47)])
+def test_rows(shape: tuple[int, ...], lanes: int) -> None:
+    x = np.random.default_rng(0).standard_normal(shape, dtype=np.float32) * np.float32(7)
+    for got, want in zip(run(x, lanes), integers(x), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_small_integers_and_powers_keep_their_values() -> None:
+    x = np.arange(-16, 16, dtype=np.float32)[None] * np.float32([[1.0], [2.0**-90], [2.0**100]])
+    q, scales = run(x)
+    np.testing.assert_array_equal(q * scales, x)
+
+
+def test_extremes() -> None:
+    x = np.zeros((4, 32), np.float32)
+    x[1, 3] = 1e-40  # below what a scale is made for: zero
+    x[2] = np.finfo(np.float32).max
+    x[3, 0], x[3, 1] = 1.0, 2.0**-20  # far below its block's largest: zero
+    q, scales = run(x)
+    assert np.isfinite(scales).all()
+    assert not q[:2].any()
+    np.testing.assert_allclose(q[2] * scales[2].astype(np.float64), x[2], rtol=2**-14)
+    np.testing.assert_array_equal(q[3] * scales[3], np.eye(1, 32, dtype=np.float32)[0])
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_what_is_not_finite_stays_visible(bad: float) -> None:
+    """N02, P06: an infinite scale, so that no product with the block is finite."""
+    x = np.ones((2, 64), np.float32)
+    x[1, 40] = bad
+    q, scales = run(x)
+    assert np.isinf(scales[1, 1])
+    assert np.isfinite(scales[[0, 0, 1], [0, 1, 0]]).all()
+    with np.errstate(invalid="ignore"):
+        assert not np.isfinite(np.float32(q[1, 40]) * scales[1, 1] * np.float32(0.5))
+
+
+def test_pairs_by_instruction_and_without() -> None:
+    """The generic form and x86's instruction are the same numbers (the harness has both)."""
+    texts = []
+    for name in ("", "llvm.x86.avx2.pmadd.wd"):
+        fn = Fn("f", [("%a", "vector<16xi16>"), ("%b", "vector<16xi16>")])
+        pair_dot(fn, codegen_target(pair_dot=name), "%a", "%b")
+        texts.append(fn.text())
+    assert "pmadd" in texts[1]
+    assert "vector.shuffle" in texts[0]
+    assert "arith.muli" in texts[0]
