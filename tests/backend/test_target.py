@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -65,8 +66,49 @@ def test_named_cpu_has_an_explicit_feature_list() -> None:
     assert (target.f32_lanes, target.has_fma, target.has_f16c) == (8, True, True)
     server = Target.parse("x86_64-linux-gnu", "znver4")
     assert "avx512_vnni" in server.required_features()
-    assert server.f32_lanes == 8
+    assert (server.f32_lanes, server.vector_registers) == (16, 32)
     assert "asimddp" in Target.parse("aarch64", "neoverse-n1").required_features()
+
+
+def test_levels_of_x86_64() -> None:
+    """Short names, and several of them: each level has what the one before has."""
+    assert Target.parse("x86_64", "v3") == Target.parse("x86_64-linux-gnu", "x86-64-v3")
+    levels = Target.parse_levels("x86_64", "v4,baseline, v2,v3,v3")
+    assert [t.level for t in levels] == ["v1", "v2", "v3", "v4"]
+    assert all(set(a.features) < set(b.features) for a, b in itertools.pairwise(levels))
+    assert [t.f32_lanes for t in levels] == [4, 4, 8, 16]
+    assert [t.vector_registers for t in levels] == [16, 16, 16, 32]
+    assert Target.parse("x86_64", "v3,v2") == levels[1]
+    assert Target.parse_levels("aarch64") == (Target.parse("aarch64"),)
+    for target, names in (("aarch64", "v2,v3"), ("x86_64", "v3,znver3"), ("x86_64", "v2,")):
+        with pytest.raises(CompileError, match="only levels of x86-64 can be listed"):
+            Target.parse_levels(target, names)
+
+
+def test_features_after_the_name() -> None:
+    """`NAME+feature`, with what the feature implies; unknown ones are an error that lists all."""
+    vector = Target.parse("riscv64", "baseline+v")
+    assert vector.cpu == "generic-rv64"
+    assert set("mafdcv") <= set(vector.features)
+    assert vector.required_features() == ["v"]
+    assert (vector.f32_lanes, vector.vector_registers) == (8, 16)
+    assert not vector.has_f16c
+    assert Target.parse("riscv64", "baseline+v+zfhmin+zvfhmin").has_f16c
+    assert "asimddp" in Target.parse("aarch64", "baseline+dotprod").required_features()
+    assert {"avx2", "avx512f"} <= set(Target.parse("x86_64", "baseline+avx512f").features)
+    for cpu in ("baseline+neon2", "native+v", "baseline+", "+v"):
+        with pytest.raises(CompileError):
+            Target.parse("riscv64", cpu)
+    with pytest.raises(CompileError, match=r"has no feature dotprod; known: .*zvfhmin"):
+        Target.parse("riscv64", "baseline+dotprod")
+
+
+def test_triples_of_other_systems() -> None:
+    assert Target.parse("aarch64-linux-gnu") == Target.parse("aarch64")
+    assert Target.parse("riscv64-linux-musl").triple == "riscv64-unknown-linux-musl"
+    mac = Target.parse("arm64-macos")
+    assert (mac.triple, mac.system) == ("aarch64-apple-macosx11.0.0", "darwin")
+    assert Target.parse("aarch64-apple-darwin").triple == "aarch64-apple-darwin"
 
 
 def test_features_decide_not_the_name() -> None:

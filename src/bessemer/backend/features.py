@@ -97,15 +97,22 @@ def cpuinfo_names(arch: str) -> dict[str, str]:
 
 
 def of_cpu(arch: str, cpu: str) -> frozenset[str]:
-    """The known features that LLVM's model of `cpu` has.
+    """The known features that LLVM's model of `cpu` has, with those that it names (`NAME+a+b`)
+    and what they imply.
 
     LLVM's library does not tell, so this asks zig, which carries the same tables. Raises
-    CompileError for an unknown name.
+    TargetError for an unknown name.
     """
-    command = [sys.executable, "-m", "ziglang", "build-obj", "--show-builtin"]
-    command += ["-target", f"{arch}-linux", f"-mcpu={cpu.replace('-', '_')}"]
-    if not re.fullmatch(r"[A-Za-z0-9_\-.]+", cpu):
+    if not re.fullmatch(r"[A-Za-z0-9_\-.]+(\+[A-Za-z0-9_\-.]+)*", cpu):
         raise TargetError(f"Unknown CPU '{cpu}' for {arch}")
+    wrong = [name for name in cpu.split("+")[1:] if name not in _TABLES[arch]]
+    if wrong:
+        raise TargetError(
+            f"--cpu {cpu}: {arch} has no feature {', '.join(wrong)}; known: "
+            + ", ".join(sorted(_TABLES[arch]))
+        )
+    command = [sys.executable, "-m", "ziglang", "build-obj", "--show-builtin"]
+    command += ["-target", f"{arch}-linux", f"-mcpu={_plain(cpu)}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if "No module named" in done.stderr:
         raise TargetError(

@@ -25,7 +25,9 @@ _SHORT_TRIPLES = {
     "riscv64": "riscv64-unknown-linux-gnu",
 }
 _ARCH_ALIASES = {"amd64": "x86_64", "arm64": "aarch64"}
-_SYSTEMS = ("linux", "darwin", "macosx", "windows")
+_SYSTEMS = ("linux", "darwin", "macos", "windows")
+# The oldest macOS that runs on these processors; LLVM wants a number.
+_MACOS = "macosx11.0.0"
 
 
 @dataclass(frozen=True)
@@ -61,9 +63,13 @@ class Target:
         """A target from what a user writes.
 
         `target` is `native`, an architecture (`aarch64`) or a triple. `cpu` is `native` (only for
-        this machine), `baseline` (every CPU of the architecture), an LLVM CPU name, or None: the
-        machine itself for `native`, else the baseline. Raises CompileError for an unknown one.
+        this machine), `baseline` (every CPU of the architecture), `v2`, `v3`, `v4` (a level of
+        x86-64), an LLVM CPU name, or None: the machine itself for `native`, else the baseline.
+        Features may follow: `baseline+v`, `neoverse-n1+bf16`. Of several, by comma (see
+        `parse_levels`), it is the least. Raises TargetError for an unknown one.
         """
+        if cpu is not None and "," in cpu:
+            return Target.parse_levels(target, cpu)[0]
         host = Target.native()
         triple = host.triple if target == NATIVE else _normalise(target)
         arch = _arch_of(triple)
@@ -76,10 +82,35 @@ class Target:
                     "name a CPU, or use --cpu baseline"
                 )
             return host
+        if cpu in LEVELS and arch == "x86_64":
+            cpu = LEVELS[cpu]
+        smallest = feature_tables.BASELINE_CPU[arch]
         if cpu == BASELINE:
-            name = feature_tables.BASELINE_CPU[arch]
-            return Target(triple, name, tuple(sorted(feature_tables.baseline(arch))))
-        return Target(triple, cpu, tuple(sorted(feature_tables.of_cpu(arch, cpu))))
+            return Target(triple, smallest, tuple(sorted(feature_tables.baseline(arch))))
+        name, plus, _ = cpu.partition("+")
+        if plus and name == NATIVE:
+            raise TargetError(f"--cpu {cpu}: native has what this machine has; name a CPU instead")
+        found = feature_tables.of_cpu(arch, cpu)
+        return Target(triple, smallest if name == BASELINE else name, tuple(sorted(found)))
+
+    @staticmethod
+    def parse_levels(target: str = NATIVE, cpu: str | None = None) -> tuple[Target, ...]:
+        """The targets of one artifact, the least first: one, or the levels of x86-64 that `cpu`
+        lists by comma (`v2,v3,v4`; `baseline` is v1). Raises TargetError.
+        """
+        names = [] if cpu is None else [name.strip() for name in cpu.split(",")]
+        if len(names) < 2:
+            return (Target.parse(target, cpu),)
+        known = {BASELINE, "x86-64", *LEVELS, *LEVELS.values()}
+        triple = Target.native().triple if target == NATIVE else _normalise(target)
+        if _arch_of(triple) != "x86_64" or not known.issuperset(names):
+            raise TargetError(
+                f"--cpu {cpu}: only levels of x86-64 can be listed: {BASELINE}, "
+                + ", ".join(LEVELS)
+            )
+        # For `native` too it is the levels that count, not what this machine has.
+        found = {Target.parse(triple, BASELINE if n == "x86-64" else n) for n in names}
+        return tuple(sorted(found, key=lambda t: len(t.features)))
 
     @property
     def arch(self) -> str:
@@ -102,9 +133,10 @@ class Target:
 
     @property
     def f32_lanes(self) -> int:
-        """f32 values in the preferred vector register.
+        """f32 values of the vectors that kernels are written in.
 
-        8 with AVX2 (AVX-512 machines too: two 256-bit ports, and no lower clock), else 4.
+        16 with x86-64-v4's AVX-512, 8 with AVX2. 8 with RISC-V's V too, as pairs of registers
+        (LMUL 2) where they have 128 bits: so wider registers are filled as well. Else 4.
         """
         if set(self.features) >= _WIDE:
             return 16
@@ -144,7 +176,8 @@ class Target:
         if self.arch == "x86_64":
             return "f16c" in self.features
         if self.arch == "riscv64":
-            return "zfhmin" in self.features
+            vectors = "zvfhmin" in self.features or not self._has_v
+            return "zfhmin" in self.features and vectors
         return True
 
     @property
@@ -157,6 +190,11 @@ class Target:
         known = feature_tables.known(self.arch)
         off = sorted(known - set(self.features))
         return ",".join([*(f"+{f}" for f in self.features), *(f"-{f}" for f in off)])
+
+    @property
+    def level(self) -> str:
+        """`v2`, `v3`, `v4` where the target is one of these levels, else `v1`."""
+        return next((short for short, name in LEVELS.items() if name == self.cpu), "v1")
 
     def required_features(self) -> list[str]:
         """What a CPU must have to run the code, by the names of /proc/cpuinfo.
@@ -206,7 +244,7 @@ def _normalise(text: str) -> str:
     """A full LLVM triple from an architecture, `arch-os[-abi]`, or a full triple."""
     if text in _SHORT_TRIPLES:
         return _SHORT_TRIPLES[text]
-    _arch_of(text)
+    arch = _arch_of(text)
     parts = text.split("-")
     if not re.fullmatch(r"[A-Za-z0-9_.\-]+", text) or not any(
         part.startswith(_SYSTEMS) for part in parts[1:3]
@@ -217,5 +255,7 @@ def _normalise(text: str) -> str:
             "aarch64-unknown-linux-gnu"
         )
     if parts[1].startswith(_SYSTEMS):
-        parts.insert(1, "unknown")
-    return "-".join(parts)
+        parts.insert(1, "apple" if parts[1].startswith(("darwin", "macos")) else "unknown")
+    if parts[2] in ("macos", "macosx"):
+        parts[2] = _MACOS
+    return "-".join([arch, *parts[1:]])
