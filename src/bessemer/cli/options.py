@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -78,6 +78,61 @@ def checked_text(what: str, text: str) -> str:
         at = len(os.fsencode(text[: error.start]))
         raise UsageError(f"{what} is not UTF-8 text (byte {at})") from None
     return text
+
+
+TOP_LOGPROBS = 5
+
+
+@Parameter(name="*")
+@dataclass
+class DumpArguments:
+    """What is shown beside the answer, or in its place."""
+
+    dump_tokens: Annotated[
+        bool,
+        Parameter(
+            help="Print the token ids of the prompt, after the chat template, with their texts; "
+            "nothing is generated."
+        ),
+    ] = False
+    dump_logprobs: Annotated[
+        str | None,
+        Text,
+        Parameter(
+            help="Write a line of JSON for each token of the answer to this file: id, text, its "
+            "natural log-probability by the raw logits, and the likeliest tokens."
+        ),
+    ] = None
+    top_logprobs: Annotated[
+        int | None, Parameter(help=f"How many likeliest tokens (default {TOP_LOGPROBS}).")
+    ] = None
+    diagnose: Annotated[
+        Literal["first-token"] | None,
+        Parameter(
+            help="Run the whole network on the first token of the prompt (on BOS without one), "
+            "without a cache, and print each stage's norm and hash."
+        ),
+    ] = None
+
+    def check(self) -> None:
+        """Raise UsageError for options that exclude each other."""
+        if self.top_logprobs is not None and self.dump_logprobs is None:
+            raise UsageError("--top-logprobs needs --dump-logprobs FILE")
+        alone = {
+            "--dump-tokens": self.dump_tokens,
+            "--dump-logprobs": self.dump_logprobs is not None,
+            "--diagnose": self.diagnose is not None,
+        }
+        given = [name for name, is_given in alone.items() if is_given]
+        if len(given) > 1:
+            raise UsageError(f"{' and '.join(given)} are different runs; give one of them")
+
+    @property
+    def log_probabilities(self) -> int | None:
+        """How many likeliest tokens are dumped; None when nothing is."""
+        if self.dump_logprobs is None:
+            return None
+        return TOP_LOGPROBS if self.top_logprobs is None else self.top_logprobs
 
 
 def read_text(prompt: str | None, file: str | None) -> str:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json as json_format
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from bessemer.cli.line_file import LineFile
 from bessemer.cli.options import (
+    DumpArguments,
     Json,
     Model,
     SamplingArguments,
@@ -21,11 +25,13 @@ from bessemer.cli.options import (
     checked_text,
     read_text,
 )
+from bessemer.cli.prompts import Request, dump_tokens
 from bessemer.errors import UsageError
 
 if TYPE_CHECKING:
     from bessemer import runtime
     from bessemer.runtime.generate import GenerationResult
+    from bessemer.runtime.model import Stream
 
 EXIT_INTERRUPTED = 130
 
@@ -50,6 +56,7 @@ def run(
     ] = False,
     sampling: SamplingArguments | None = None,
     storage: StorageOptions | None = None,
+    dumps: DumpArguments | None = None,
     threads: Threads = None,
     json: Json = False,
 ) -> int:
@@ -58,20 +65,52 @@ def run(
     The answer streams to standard output, and a line of statistics to standard error. A model that
     is not compiled yet is compiled into the cache first.
     """
+    dumps, storage = dumps or DumpArguments(), storage or StorageOptions()
+    dumps.check()
     if system is not None:
+        checked_text("--system", system)
         if raw:
             raise UsageError("--system needs the chat template; leave out --raw")
-        checked_text("--system", system)
-    text = read_text(prompt, file)
-    if not raw and not text.strip():
-        raise UsageError("the prompt is empty")
+    request = None
+    if dumps.diagnose is None or prompt is not None or file is not None:
+        request = Request(read_text(prompt, file), system, raw)
+        if not raw and not request.text.strip():
+            raise UsageError("the prompt is empty")
+    if dumps.diagnose is not None:
+        from bessemer.cli.diagnose import diagnose_first_token
+
+        return diagnose_first_token(model, request, storage, threads, json=json)
+    assert request is not None
+    if dumps.dump_tokens:
+        return dump_tokens(model, request, json=json)
     options = (sampling or SamplingArguments()).keywords()
-    loaded = load_model(model, storage or StorageOptions(), threads)
-    if raw:
-        stream = loaded.model.stream(text, **options)
-    else:
-        messages = [] if system is None else [{"role": "system", "content": system}]
-        stream = loaded.model.stream_chat([*messages, {"role": "user", "content": text}], **options)
+    with contextlib.ExitStack() as open_files:
+        lines = None
+        if dumps.dump_logprobs is not None:  # before minutes of work: may it be written?
+            lines = open_files.enter_context(LineFile(Path(dumps.dump_logprobs)))
+        loaded = load_model(model, storage, threads)
+        if lines is not None:
+            options |= _logprobs_options(dumps, lines)
+        return _answer(_start(loaded.model, request, options), loaded, json=json)
+
+
+def _logprobs_options(dumps: DumpArguments, lines: LineFile) -> dict[str, Any]:
+    """Options of a generation that writes the log-probabilities of its tokens."""
+    lines.clear()
+    return {
+        "top_logprobs": dumps.log_probabilities,
+        "on_logprobs": lambda found: lines.write(found.to_json()),
+    }
+
+
+def _start(model: runtime.model.Model, request: Request, options: dict[str, Any]) -> Stream:
+    if request.raw:
+        return model.stream(request.text, **options)
+    return model.stream_chat(request.messages, **options)
+
+
+def _answer(stream: Stream, loaded: Loaded, *, json: bool) -> int:
+    """Show the pieces as they come, and what is to be said at the end."""
     show = None if json else sys.stdout
     try:
         for piece in stream:

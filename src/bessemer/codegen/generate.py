@@ -32,7 +32,9 @@ from bessemer.graph.schema import param
 class GenerateOptions:
     """weights, kv: storage formats.  context: tokens of a session.  schedule: "kernels", or
     "generic" to lower every op by its payload (the reference that kernels are tested against).
-    profile: the code measures itself (see `artifact.work`).
+    profile: the code measures itself (see `artifact.work`).  keep: no two values share memory, so
+    that each can be looked at after a call.  least_scratch: scratch memory is laid out at least so
+    large, so that code for several processors can be given the same.
     """
 
     target: CodegenTarget
@@ -44,6 +46,8 @@ class GenerateOptions:
 
 
 @dataclass(frozen=True)
+    keep: bool = False
+    least_scratch: ScratchLayout = ScratchLayout(0, 0)
 class EntryPlan:
     """One entry point: its calls, their places in memory, and its functions."""
 
@@ -93,9 +97,11 @@ def generate(prefill: Graph, decode: Graph, options: GenerateOptions) -> Generat
         modules[entry.replace("forward", "groups")] = text
         thread_bytes = max(thread_bytes, scratch)
     plans = {
-        entry: plan_arena(program, options.target.chunk) for entry, program in programs.items()
+        entry: plan_arena(program, options.target.chunk, share=not options.keep)
+        for entry, program in programs.items()
     }
-    shared = max(plan.nbytes for plan in plans.values())
+    shared = max(options.least_scratch.shared_bytes, *(plan.nbytes for plan in plans.values()))
+    thread_bytes = max(options.least_scratch.thread_bytes, thread_bytes)
     profile = None
     if options.profile:
         profile = profile_layout(thread_bytes, [f for e in functions.values() for f in e])

@@ -6,6 +6,7 @@ its most rows, so a plan holds for every call and nothing is allocated while a m
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bessemer.artifact.layout import align
@@ -33,14 +34,30 @@ class ArenaPlan:
     nbytes: int
 
 
-def plan_arena(program: Program, rows: int) -> ArenaPlan:
+def plan_arena(program: Program, rows: int, *, share: bool = True) -> ArenaPlan:
     """First fit in order of birth: the lowest gap that is free for the buffer's whole life.
     Equal layers so get equal places, which lets the main graph loop over them.
+
+    share: False gives every buffer a place of its own, where it can be read after the call.
     """
     lifetimes = _lifetimes(program, rows)
+    offsets = _first_fit(lifetimes) if share else _one_by_one(lifetimes)
+    total = max((offsets[life.buffer] + align(life.nbytes) for life in lifetimes), default=0)
+    sizes = {life.buffer: life.nbytes for life in lifetimes}
+    return ArenaPlan(offsets, sizes, lifetimes, total)
+
+
+def _one_by_one(lifetimes: Sequence[Lifetime]) -> dict[Buffer, int]:
+    offsets, at = {}, 0
+    for life in lifetimes:
+        offsets[life.buffer] = at
+        at += align(life.nbytes)
+    return offsets
+
+
+def _first_fit(lifetimes: Sequence[Lifetime]) -> dict[Buffer, int]:
     offsets: dict[Buffer, int] = {}
     placed: list[tuple[Lifetime, int]] = []
-    total = 0
     for life in lifetimes:
         busy = sorted(
             (at, at + align(other.nbytes))
@@ -54,9 +71,7 @@ def plan_arena(program: Program, rows: int) -> ArenaPlan:
             offset = max(offset, end)
         offsets[life.buffer] = offset
         placed.append((life, offset))
-        total = max(total, offset + align(life.nbytes))
-    sizes = {life.buffer: life.nbytes for life in lifetimes}
-    return ArenaPlan(offsets, sizes, lifetimes, total)
+    return offsets
 
 
 def _lifetimes(program: Program, rows: int) -> tuple[Lifetime, ...]:

@@ -50,11 +50,14 @@ class Call:
 
 @dataclass(eq=False)
 class Program:
-    """The calls of one entry point, and where its outputs end up."""
+    """The calls of one entry point, where its outputs end up, and where each value of the graph
+    lies that a call reads or writes.
+    """
 
     name: str
     calls: list[Call] = field(default_factory=list)
     hidden: View | None = None
+    values: dict[Value, View] = field(default_factory=dict)
 
     def buffers(self) -> list[Buffer]:
         """Arena buffers in order of first use."""
@@ -99,8 +102,11 @@ class Planner:
         self.program = Program(name)
         self.plain_attention = plain_attention  # by the loops of payload.attention
         self._weights = weights
-        self._views: dict[Value, View] = {}
-        self._entries = {layer.layer: i for i, layer in enumerate(state.layers)}
+        self._views = self.program.values
+        self._entries = {
+            (entry.layer, entry.stream if isinstance(entry, CompressedStream) else ""): i
+            for i, entry in enumerate(state.entries)
+        }
         self._outputs = {v: k for k, v in graph.outputs.items()}
         self._uses = graph.uses()
         self._partition: Partition = partition(graph, is_hot)

@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jinja2
 from jinja2 import nodes
@@ -23,6 +23,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from bessemer.arguments import shown
 from bessemer.errors import BessemerError, UsageError
+
+if TYPE_CHECKING:
+    from bessemer.runtime.tokenizer import Tokenizer
 
 # The names under which clients pass a model's reasoning; templates read the first.
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
@@ -227,3 +230,22 @@ def render(
         raise ChatTemplateError(
             f"the model's chat template fails on these messages: {type(error).__name__}: {error}"
         ) from None
+
+
+def encode_messages(
+    tokenizer: Tokenizer,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+) -> list[int]:
+    """The token ids of a conversation by the template of its tokenizer, up to the answer.
+
+    Raises as `render`.
+    """
+    text = render(
+        tokenizer.chat_template,
+        messages,
+        bos_token=tokenizer.bos_token,
+        eos_token=tokenizer.eos_token,
+        tools=tools,
+    )
+    return tokenizer.encode_chat(text)

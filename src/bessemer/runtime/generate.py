@@ -24,6 +24,7 @@ import numpy as np
 from bessemer.arguments import checked_whole
 from bessemer.errors import ContextLengthError, UsageError
 from bessemer.runtime.interrupt import StepCancelled
+from bessemer.runtime.logprobs import TokenLogprobs, token_logprobs
 from bessemer.runtime.sampling import Sampler, SamplingOptions
 from bessemer.runtime.stops import StopMatcher
 from bessemer.runtime.streaming import TextStreamer
@@ -66,7 +67,7 @@ class GenerationResult:
     or a stop string, `length` for max_tokens or the end of the context, `cancelled`. fed: how many
     of `tokens` the session holds. Times in seconds; decode_s covers every token after the first,
     and neither it nor prefill_s counts what the consumer does between two pieces. A time to the
-    first token of None means that there was none.
+    first token of None means that there was none. logprobs: one for each of `tokens`, if asked for.
     """
 
     text: str
@@ -77,6 +78,7 @@ class GenerationResult:
     prefill_s: float
     decode_s: float
     time_to_first_token_s: float | None
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
     @property
     def unfed(self) -> tuple[int, ...]:
@@ -115,8 +117,11 @@ class Generation(Iterator[str]):
         eos_ids: Collection[int],
         history: Sequence[int],
         on_token: Callable[[int], object] | None,
+        top_logprobs: int | None,
+        on_logprobs: Callable[[TokenLogprobs], object] | None,
     ) -> None:
         self._session = session
+        self._tokenizer = tokenizer
         self._prompt = list(prompt_ids)
         self._start = session.position
         self._max_tokens = max_tokens
@@ -124,6 +129,9 @@ class Generation(Iterator[str]):
         self._stops = stops
         self._eos_ids = frozenset(eos_ids)
         self._on_token = on_token
+        self._top_logprobs = top_logprobs
+        self._on_logprobs = on_logprobs
+        self._logprobs: list[TokenLogprobs] = []
         self._streamer = TextStreamer(tokenizer)
         self._history = [*history, *self._prompt]
         self._tokens: list[int] = []
@@ -198,6 +206,7 @@ class Generation(Iterator[str]):
         else:
             self._logits = self._session.decode(self._tokens[-1])
         token = self._sampler.sample(self._logits, self._history)
+        found = self._judged(self._logits, token)
         self._tokens.append(token)
         self._history.append(token)
         reason = self._show(token)
@@ -208,8 +217,18 @@ class Generation(Iterator[str]):
             self._decode_s += now - began
         if self._on_token is not None:
             self._on_token(token)
+        if found is not None:
+            self._logprobs.append(found)
+            if self._on_logprobs is not None:
+                self._on_logprobs(found)
         if reason is not None:
             self._close(reason)
+
+    def _judged(self, logits: np.ndarray, token: int) -> TokenLogprobs | None:
+        """The log-probabilities of a sampled token, if they are wanted."""
+        if self._top_logprobs is None:
+            return None
+        return token_logprobs(logits, token, self._top_logprobs, self._tokenizer)
 
     def _show(self, token: int) -> FinishReason | None:
         """Show the text that `token` completes; returns the reason when it is the last token."""
@@ -249,6 +268,7 @@ class Generation(Iterator[str]):
             prefill_s=self._prefill_s,
             decode_s=self._decode_s,
             time_to_first_token_s=self._first_token_s,
+            logprobs=tuple(self._logprobs),
         )
 
 
@@ -280,6 +300,8 @@ def generate_stream(
     eos_ids: Collection[int] | None = None,
     history: Sequence[int] = (),
     on_token: Callable[[int], object] | None = None,
+    top_logprobs: int | None = None,
+    on_logprobs: Callable[[TokenLogprobs], object] | None = None,
 ) -> Generation:
     """Start a generation after `prompt_ids`, which are fed at the session's position.
 
@@ -287,13 +309,16 @@ def generate_stream(
     end of the context. sampling: greedy when None. stops: strings that end the answer and are not
     shown; the text of a special token ends it at that token. eos_ids: the tokenizer's when None.
     history: the tokens that the session holds already, for the repetition penalty. on_token: called
-    with every sampled id, EOS included.
+    with every sampled id, EOS included. top_logprobs: note every sampled token's log-probability,
+    and those of so many likeliest ones, in the result. on_logprobs: called with each.
 
     Everything is checked here, before the session is touched: UsageError for a bad option or an
     empty prompt, ContextLengthError for a prompt that doesn't fit.
     """
     if max_tokens is not None:
         max_tokens = checked_whole("max_tokens", max_tokens)
+    if top_logprobs is not None:
+        top_logprobs = checked_whole("top_logprobs", top_logprobs)
     if isinstance(prompt_ids, Sequence) and not len(prompt_ids):
         raise UsageError("the prompt has no tokens; give it some text")
     ids = checked_ids(prompt_ids).tolist()
@@ -313,4 +338,6 @@ def generate_stream(
         eos_ids=frozenset(tokenizer.eos_ids if eos_ids is None else eos_ids) | special,
         history=history,
         on_token=on_token,
+        top_logprobs=top_logprobs,
+        on_logprobs=on_logprobs,
     )

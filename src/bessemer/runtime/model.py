@@ -14,9 +14,10 @@ from bessemer.arguments import shown
 from bessemer.artifact.manifest import Manifest
 from bessemer.artifact.reader import Artifact, open_artifact
 from bessemer.errors import ArtifactError, UsageError
-from bessemer.runtime.chat_template import render
+from bessemer.runtime.chat_template import encode_messages
 from bessemer.runtime.engine import Engine, check_threads
 from bessemer.runtime.generate import Generation, GenerationResult, generate_stream
+from bessemer.runtime.logprobs import TokenLogprobs
 from bessemer.runtime.sampling import SamplingOptions
 from bessemer.runtime.session import Session
 from bessemer.runtime.token_ids import checked_ids
@@ -138,13 +139,17 @@ class Model:
         *,
         max_tokens: int | None = None,
         stop: Sequence[str] | str = (),
+        top_logprobs: int | None = None,
+        on_logprobs: Callable[[TokenLogprobs], object] | None = None,
         **sampling: Any,
     ) -> Stream:
         """The continuation of `prompt` (text, or token ids) in pieces, as it comes.
 
         max_tokens: None goes on until the model ends or the context is full.  stop: strings that
-        end it and are not shown.  sampling: the fields of `SamplingOptions` (temperature, top_k,
-        top_p, min_p, repeat_penalty, seed, ...); greedy by default. The pieces joined are
+        end it and are not shown.  top_logprobs: note the natural log-probability of every token by
+        the raw logits, and those of so many likeliest ones, in `.result.logprobs`; on_logprobs is
+        called with each.  sampling: the fields of `SamplingOptions` (temperature, top_k, top_p,
+        min_p, repeat_penalty, seed, ...); greedy by default. The pieces joined are
         `.result.text`; `.result` tells more when they are taken.
         Raises UsageError for bad options and ContextLengthError for a prompt that doesn't fit.
         """
@@ -154,7 +159,14 @@ class Model:
             raise UsageError(f"the prompt is {shown(prompt)}; it must be text, or token ids")
         else:
             ids = checked_ids(prompt, self.vocab_size).tolist()
-        return self._start(ids, max_tokens, stop, sampling)
+        return self._start(
+            ids,
+            sampling,
+            max_tokens=max_tokens,
+            stops=stop,
+            top_logprobs=top_logprobs,
+            on_logprobs=on_logprobs,
+        )
 
     def stream_chat(
         self,
@@ -163,12 +175,21 @@ class Model:
         max_tokens: int | None = None,
         stop: Sequence[str] | str = (),
         tools: Sequence[Mapping[str, Any]] | None = None,
+        top_logprobs: int | None = None,
+        on_logprobs: Callable[[TokenLogprobs], object] | None = None,
         **sampling: Any,
     ) -> Stream:
         """The answer to a conversation in pieces. Options as for `stream`; tools: for templates
         that know them.
         """
-        return self._start(self.encode_chat(messages, tools=tools), max_tokens, stop, sampling)
+        return self._start(
+            self.encode_chat(messages, tools=tools),
+            sampling,
+            max_tokens=max_tokens,
+            stops=stop,
+            top_logprobs=top_logprobs,
+            on_logprobs=on_logprobs,
+        )
 
     def encode_chat(
         self, messages: Messages, *, tools: Sequence[Mapping[str, Any]] | None = None
@@ -177,30 +198,15 @@ class Model:
 
         Raises ChatTemplateError when the model has no template or it refuses the messages.
         """
-        tokenizer = self.tokenizer
-        text = render(
-            tokenizer.chat_template,
-            messages,
-            bos_token=tokenizer.bos_token,
-            eos_token=tokenizer.eos_token,
-            tools=tools,
-        )
-        return tokenizer.encode_chat(text)
+        return encode_messages(self.tokenizer, messages, tools)
 
-    def _start(
-        self,
-        ids: Sequence[int],
-        max_tokens: int | None,
-        stop: Sequence[str] | str,
-        sampling: Mapping[str, Any],
-    ) -> Stream:
+    def _start(self, ids: Sequence[int], sampling: Mapping[str, Any], **how: Any) -> Stream:
+        """how: as `generate_stream` takes it."""
         options = sampling_options(sampling)
         tokenizer = self.tokenizer
         session = self._borrow()
         try:
-            generation = generate_stream(
-                session, tokenizer, ids, max_tokens=max_tokens, sampling=options, stops=stop
-            )
+            generation = generate_stream(session, tokenizer, ids, sampling=options, **how)
         except BaseException:
             self._give_back(session)
             raise

@@ -314,6 +314,26 @@ class Sampler:
         return int(ids[min(position, ids.size - 1)])
 
 
+def log_softmax(logits: np.ndarray, vocab_limit: int | None = None) -> Float64:
+    """The natural log-probabilities of a row of logits [vocab], float32: float64 of its size.
+
+    The softmax is over all of the row, or its first `vocab_limit` entries. Raises as
+    `Sampler.sample`.
+    """
+    limit = max(np.asarray(logits).size, 1) if vocab_limit is None else vocab_limit
+    scores = Sampler(SamplingOptions(), limit).scores(logits)
+    peak = scores[_argmax(scores)]
+    return scores - (peak + math.log(np.exp(scores - peak).sum()))
+
+
+def most_likely(scores: Float64, k: int) -> list[tuple[int, float]]:
+    """The k largest of `scores` with their positions, largest first; the lower one wins a tie."""
+    if k == 0:
+        return []
+    top = _largest(scores, k)
+    return [(int(i), float(scores[i])) for i in top[_descending(scores[top])]]
+
+
 def logprobs(logits: np.ndarray, k: int, vocab_limit: int | None = None) -> list[tuple[int, float]]:
     """The k most likely ids with their natural log-probabilities, most likely first.
 
@@ -322,12 +342,4 @@ def logprobs(logits: np.ndarray, k: int, vocab_limit: int | None = None) -> list
     all of it. Raises as `Sampler.sample`, and UsageError for a negative k.
     """
     k = _integer("k", k, 0, "a whole number of at least 0")
-    limit = max(np.asarray(logits).size, 1) if vocab_limit is None else vocab_limit
-    scores = Sampler(SamplingOptions(), limit).scores(logits)
-    peak = scores[_argmax(scores)]
-    log_total = peak + math.log(np.exp(scores - peak).sum())
-    if k == 0:
-        return []
-    top = _largest(scores, k)
-    top = top[_descending(scores[top])]
-    return [(int(i), float(scores[i] - log_total)) for i in top]
+    return most_likely(log_softmax(logits, vocab_limit), k)

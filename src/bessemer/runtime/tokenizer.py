@@ -160,6 +160,10 @@ class Tokenizer:
             return self._backend.decode([token_id], skip_special_tokens=False).encode()
         return self._rules.to_bytes(token)
 
+    def token_text(self, token_id: int) -> str:
+        """The text of a token by itself: as `token_bytes`, with U+FFFD for what is no character."""
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
     def token(self, token_id: int) -> str | None:
         """The vocabulary entry of an id, as the tokenizer writes it, or None."""
         return self._backend.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None

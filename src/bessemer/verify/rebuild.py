@@ -27,6 +27,7 @@ from bessemer.runtime.memory import allocate
 from bessemer.runtime.session import Session
 
 if TYPE_CHECKING:
+    from bessemer.backend.target import Target
     from bessemer.codegen.generate import Generated
     from bessemer.compiler import Compilation
 
@@ -41,6 +42,11 @@ class ProbeSession(Session):
 
     def _checked(self, ids: Sequence[int] | np.ndarray) -> npt.NDArray[np.int64]:
         return np.asarray(ids, np.int64)
+
+    @property
+    def scratch(self) -> npt.NDArray[np.uint8]:
+        """The memory of activations, as the last call left it."""
+        return self._scratch
 
 
 def cut(graph: Graph, value: Value) -> Graph:
@@ -67,7 +73,6 @@ def build_engine(
     decode: None when it is not going to be called; then only prefill is compiled.
     Raises CompileError.
     """
-    from bessemer.backend.link import compile_native, link_shared
     from bessemer.codegen.generate import generate
     from bessemer.compiler import codegen_options
 
@@ -77,21 +82,33 @@ def build_engine(
         prefill, decode or prefill, codegen_options(options, compilation.target, context)
     )
     entries = ["forward_prefill"] + (["forward_decode"] if decode is not None else [])
+    manifest, library = link_part(artifact, compilation.target, generated, entries)
+    pool = library.create_pool(threads or 1)
+    return Engine(manifest, library, pool, _weights(artifact, generated, read))
+
+
+def link_part(
+    artifact: Artifact, target: Target, generated: Generated, entries: list[str]
+) -> tuple[Manifest, Library]:
+    """Machine code of generated entry points, loaded, and the manifest that fits it: the artifact's
+    with the layouts of the part. A missing entry point is the first of `entries`: it is never
+    called.
+
+    Raises CompileError.
+    """
+    from bessemer.backend.link import compile_native, link_shared
+
     with tempfile.TemporaryDirectory(prefix="bessemer-") as name:
         folder = Path(name)
-        objects = _objects(compilation, generated, entries, folder)
+        objects = _objects(target, generated, entries, folder)
         library = folder / "part.so"
-        native = compile_native(compilation.target, folder / "native")
-        link_shared([*objects, *native], library, compilation.target)
+        native = compile_native(target, folder / "native")
+        link_shared([*objects, *native], library, target)
         manifest = _manifest(artifact.manifest, generated, entries)
-        loaded = Library(library, manifest)
-    pool = loaded.create_pool(threads or 1)
-    return Engine(manifest, loaded, pool, _weights(artifact, generated, read))
+        return manifest, Library(library, manifest)
 
 
-def _objects(
-    compilation: Compilation, generated: Generated, entries: list[str], folder: Path
-) -> list[Path]:
+def _objects(target: Target, generated: Generated, entries: list[str], folder: Path) -> list[Path]:
     from bessemer.backend.codegen import compile_module
 
     found = []
@@ -102,16 +119,13 @@ def _objects(
             text = generated.modules[stem]
             wanted = exports if stem == entry else []
             own = [e for e in wanted if e == C_INTERFACE + entry]
-            module = compile_module(text, compilation.target, stem, exports=own or None)
+            module = compile_module(text, target, stem, exports=own or None)
             path.write_bytes(module.object)
             found.append(path)
     return found
 
 
 def _manifest(manifest: Manifest, generated: Generated, entries: list[str]) -> Manifest:
-    """That of the artifact with the layouts of the part. A missing entry point is the other one:
-    it is never called.
-    """
     symbols = {e: C_INTERFACE + (e if e in entries else entries[0]) for e in manifest.entry_points}
     return replace(
         manifest,

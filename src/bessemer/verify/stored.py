@@ -24,12 +24,15 @@ BLOCK_NUMBERS = 1 << 22
 
 def read_weight(artifact: Artifact, weight: StoredWeight) -> np.ndarray:
     """A stored weight in its logical shape, float types as float32."""
-    data = artifact.stored(weight.name)
+    return _unpacked(artifact.stored(weight.name), weight)
+
+
+def _unpacked(data: np.ndarray, weight: StoredWeight) -> np.ndarray:
     if weight.layout == "plain" or weight.nbytes == 0:
         return np.array(unpack(data, weight))
     *lead, rows, depth = weight.shape
     out = np.empty((math.prod(lead), rows, depth), np.float32)
-    panel_bytes = StoredWeight.place("", (PANEL_ROWS, depth), weight.dtype, "panels", 0).nbytes
+    panel_bytes = _panel_bytes(weight)
     step = PANEL_ROWS * max(1, BLOCK_NUMBERS // max(1, PANEL_ROWS * depth))
     per_matrix = -(-rows // PANEL_ROWS) * panel_bytes
     for i, matrix in enumerate(out):
@@ -39,6 +42,54 @@ def read_weight(artifact: Artifact, weight: StoredWeight) -> np.ndarray:
             part = StoredWeight.place("", (stop - start, depth), weight.dtype, "panels", 0)
             matrix[start:stop] = unpack(data[at : at + part.nbytes], part)
     return out.reshape(weight.shape)
+
+
+def _panel_bytes(weight: StoredWeight) -> int:
+    shape = (PANEL_ROWS, weight.shape[-1])
+    return StoredWeight.place("", shape, weight.dtype, "panels", 0).nbytes
+
+
+@dataclass(frozen=True)
+class StoredParts:
+    """A stored weight of which only the parts that are asked for are read: the rows of a table, or
+    the matrices of chosen experts. Indexed as the array would be that it stands for.
+    """
+
+    artifact: Artifact
+    weight: StoredWeight
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.weight.shape
+
+    @property
+    def ndim(self) -> int:
+        return len(self.weight.shape)
+
+    def __getitem__(self, index: np.ndarray | int) -> np.ndarray:
+        """What `index` picks of the first axis, float types as float32."""
+        at = np.asarray(index)
+        pick = self._row if self.ndim == 2 else self._matrix
+        parts = [pick(int(i)) for i in at.reshape(-1)]
+        if not parts:
+            return np.empty((*at.shape, *self.shape[1:]), np.float32)
+        return np.stack(parts).reshape(*at.shape, *self.shape[1:])
+
+    def _row(self, row: int) -> np.ndarray:
+        data, weight = self.artifact.stored(self.weight.name), self.weight
+        if weight.layout == "plain":
+            return self._matrix(row)
+        count = min(PANEL_ROWS, weight.shape[0] - row // PANEL_ROWS * PANEL_ROWS)
+        at = row // PANEL_ROWS * _panel_bytes(weight)
+        panel = StoredWeight.place("", (count, weight.shape[1]), weight.dtype, "panels", 0)
+        return unpack(data[at : at + panel.nbytes], panel)[row % PANEL_ROWS]
+
+    def _matrix(self, i: int) -> np.ndarray:
+        """Entries of the first axis have the same number of bytes."""
+        weight = self.weight
+        part = StoredWeight.place("", weight.shape[1:], weight.dtype, weight.layout, 0)
+        data = self.artifact.stored(weight.name)
+        return _unpacked(data[i * part.nbytes : (i + 1) * part.nbytes], part)
 
 
 class NotInvertibleError(Exception):

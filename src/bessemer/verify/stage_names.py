@@ -1,0 +1,170 @@
+"""What users call the values of a lowered graph: the layer, the stage, and the weight or op.
+
+Names come from the graph's structure (which operand of the attention a value becomes) and from the
+names of its weights; a weight of an unknown name stands for itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bessemer.graph import Graph, Node, Value
+
+# A weight of a layer: the layer's number, and the name inside it.
+_IN_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks?|blk)\.(\d+)\.(.+)$")
+_VIEWS = frozenset({"reshape", "slice", "permute"})
+_NORMS = frozenset({"rms_norm", "layer_norm"})
+# What holds numbers or rotary factors alone, of no layer.
+_TABLES = frozenset({"cos", "sin"})
+
+# Name of a layer's weight, by its first match -> stage. Norms:
+_NORM_STAGES = (
+    (r"q_a_(layer)?norm", "q latent norm"),
+    (r"kv_a_(layer)?norm|kv_norm", "KV latent norm"),
+    (r"q_(layer)?norm|query_norm", "q norm"),
+    (r"k_(layer)?norm|key_norm", "k norm"),
+    (r"post_(feedforward|mlp|ffn)_?(layer)?norm", "norm after MLP"),
+    (r"post_self_attn_(layer)?norm", "norm after attention"),
+    (r"pre_feedforward_(layer)?norm|ffn_norm|mlp_norm|ln_2", "MLP norm"),
+    (r"input_(layer)?norm|attn_norm|attention_norm|ln_1", "attention norm"),
+    (r"post_attention_(layer)?norm", "MLP norm"),
+)
+# With this norm in the layer, the one called post_attention is what its name says.
+_LATER_NORM = re.compile(r"(pre|post)_feedforward_(layer)?norm")
+# Matrices:
+_LINEAR_STAGES = (
+    (r"(^|\.)(qkv|qkv_proj|query_key_value)(\.|$)", "q, k, v"),
+    (r"(^|\.)q(_b)?_proj(\.|$)", "q"),
+    (r"(^|\.)k_proj(\.|$)", "k"),
+    (r"(^|\.)v_proj(\.|$)", "v"),
+    (r"(^|\.)q_a_proj(\.|$)", "q latent"),
+    (r"(^|\.)kv_a_proj\w*(\.|$)", "KV latent"),
+    (r"(^|\.)kv_b_proj(\.|$)", "k, v"),
+    (r"(attn|attention)\.(o_proj|out_proj|dense|c_proj)(\.|$)", "output projection"),
+    (r"(^|\.)(router|mlp\.gate|block_sparse_moe\.gate)\.", "router"),
+    (r"(^|\.)(gate_up|gate_up_proj|up_gate)(\.|$)", "gate and up"),
+    (r"(^|\.)gate_proj(\.|$)", "gate"),
+    (r"(^|\.)(up_proj|fc1|c_fc|dense_h_to_4h)(\.|$)", "up"),
+    (r"(^|\.)(down_proj|fc2|c_proj|dense_4h_to_h)(\.|$)", "down"),
+)
+_OP_STAGES = {
+    "embedding": "embedding",
+    "select_rows": "wanted row",
+    "topk": "top-k",
+    "reduce_sum": "sum",
+    "reduce_mean": "mean",
+    "reduce_max": "maximum",
+}
+
+
+@dataclass(frozen=True)
+class StageName:
+    """layer: None outside of the layers.  name: what the stage is.  of: the weight, or the op."""
+
+    layer: int | None
+    name: str
+    of: str
+
+
+def name_stages(graph: Graph, values: Sequence[Value]) -> list[StageName]:
+    """A name for each of `values`, which are in the order in which they are computed. A value that
+    belongs to no layer by a weight or an attention belongs to that of the one before.
+    """
+    roles, owners = _attention_roles(graph)
+    later_norms = {x[0] for n in graph.nodes() for w in _weights(n) if (x := _later_norm(w))}
+    stream = next((n.types[0] for n in graph.nodes() if n.op == "embedding"), None)
+    found: list[StageName] = []
+    layer: int | None = None
+    for value in values:
+        node = value.node
+        weights = _weights(node)
+        placed = [m for w in weights if (m := _IN_LAYER.search(w))]
+        if placed:
+            layer = int(placed[0][1])
+        elif node in owners:
+            layer = owners[node]
+        elif weights or node.op in _TABLES:
+            layer = None
+        inner = placed[0][2] if placed else (weights[0] if weights else "")
+        name = _stage(node, inner, layer, layer in later_norms)
+        role = roles.get(node)
+        if role is not None and node.op != "linear":
+            name = f"{role} rotated" if node.op == "rope" else f"{role}, {name}"
+        elif node.op == "add" and value.type == stream:
+            name = "residual"
+        found.append(StageName(layer, name, inner or node.op))
+    return found
+
+
+def _weights(node: Node) -> list[str]:
+    return [str(v.node.attrs["name"]) for v in node.inputs if v.op == "param"]
+
+
+def _later_norm(weight: str) -> tuple[int] | None:
+    """The layer of a norm around the MLP that leaves `post_attention` its literal meaning."""
+    placed = _IN_LAYER.search(weight)
+    return (int(placed[1]),) if placed and _LATER_NORM.search(placed[2]) else None
+
+
+def _attention_roles(graph: Graph) -> tuple[dict[Node, str], dict[Node, int]]:
+    """Which node makes the q, k and v of an attention, and the layers of these and of the
+    attention itself.
+    """
+    roles: dict[Node, str] = {}
+    owners: dict[Node, int] = {}
+    for node in graph.nodes():
+        layer = node.attrs.get("layer")
+        if not isinstance(layer, int):
+            continue
+        owners[node] = layer
+        for operand, role in zip(node.inputs, "qkv", strict=False):
+            source = operand.node
+            while source.op in _VIEWS:
+                source = source.inputs[0].node
+            if source.op not in ("input", "param", "constant"):
+                roles.setdefault(source, role)
+                owners.setdefault(source, layer)
+    return roles, owners
+
+
+def _stage(node: Node, inner: str, layer: int | None, has_later_norm: bool) -> str:
+    if node.op in _NORMS:
+        return _norm(inner, layer, has_later_norm)
+    if node.op in ("linear", "glu_linear", "expert_linear"):
+        return _matrix(node, inner, layer)
+    if "attention" in node.op:
+        return "attention"
+    if node.op in _TABLES:
+        return f"rotary {node.op}"
+    return _OP_STAGES.get(node.op, node.op.replace("_", " "))
+
+
+def _norm(inner: str, layer: int | None, has_later_norm: bool) -> str:
+    if layer is None:
+        return "final norm"
+    for pattern, name in _NORM_STAGES:
+        if re.search(pattern, inner):
+            after = name == "MLP norm" and inner.startswith("post_attention") and has_later_norm
+            return "norm after attention" if after else name
+    return "norm"
+
+
+def _matrix(node: Node, inner: str, layer: int | None) -> str:
+    if layer is None:
+        return "logits"
+    name = next((s for p, s in _LINEAR_STAGES if re.search(p, inner)), "")
+    if node.op == "expert_linear":
+        name = "experts " + ("gate and up" if node.attrs["gated"] else "down")
+    elif "shared_expert" in inner:
+        name = f"shared expert {name}".strip()
+    elif name in ("gate and up", "gate", "up", "down"):
+        name = f"MLP {name}"
+    parts = [name or inner.removesuffix(".weight")]
+    activation = node.attrs.get("activation", "none")
+    if node.op == "linear" and activation != "none":
+        parts.append(str(activation))
+    if node.attrs.get("has_residual"):
+        parts.append("residual")
+    return " + ".join(parts)
