@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from bessemer.backend.codegen import CompiledModule
     from bessemer.backend.target import Target
+    from bessemer.codegen.description import Variant
     from bessemer.codegen.generate import Generated, GenerateOptions
     from bessemer.importer.api import Imported
     from bessemer.importer.weights import WeightReader
@@ -236,11 +237,10 @@ def build_objects(
 def _write(
     compilation: Compilation, output: Path, key: str, start: float, progress: Progress
 ) -> Path:
-    """Link, then write the folder."""
+    """Write the folder, the libraries last."""
     from bessemer.artifact.manifest import RopeSwitch
     from bessemer.artifact.writer import write_artifact
-    from bessemer.backend.link import archive, compile_native, link_shared, prefix_symbols
-    from bessemer.codegen.abi import emit_header
+    from bessemer.libraries import Libraries
 
     imported, generated, options = (
         compilation.imported,
@@ -248,25 +248,29 @@ def _write(
         compilation.options,
     )
     origin = Origin.of(imported)
+    rope = RopeSwitch(**imported.rope) if imported.rope else None
     with tempfile.TemporaryDirectory(prefix="bessemer-") as name:
         folder = Path(name)
+        libraries = Libraries(
+            generated,
+            origin.name,
+            compilation.target,
+            code_variants(compilation),
+            folder,
+            rope,
+            options.prefix,
+        )
         with _stage("link", compilation.seconds, progress):
             objects = []
             for stem, module in compilation.objects.items():
                 path = folder / f"{stem}.o"
                 path.write_bytes(module.object)
                 objects.append(path)
-            objects += compile_native(compilation.target, folder / "native")
-            if options.prefix:
-                objects = prefix_symbols(objects, options.prefix, folder / "renamed")
-            link_shared(objects, folder / "model.so", compilation.target)
-            archive(objects, folder / "libmodel.a")
+            objects += libraries.native_objects()
         return write_artifact(
             output,
             generated=generated,
-            library=folder / "model.so",
-            archive=folder / "libmodel.a",
-            header=emit_header(generated, origin.name, options.prefix),
+            write_code=lambda to, digest: libraries.write(objects, to, digest),
             read=imported.checkpoint.read,
             read_stored=stored_reader(imported.checkpoint),
             name=origin.name,
@@ -277,7 +281,7 @@ def _write(
             required_features=compilation.target.required_features(),
             source=origin.to_json(),
             versions=_versions(),
-            rope=RopeSwitch(**imported.rope) if imported.rope else None,
+            rope=rope,
             prefix=options.prefix,
             key=key,
             compile_seconds=lambda: time.perf_counter() - start,
@@ -285,6 +289,13 @@ def _write(
             extra_files=_emitted(compilation),
             progress=lambda done, total: progress("weights", done, total),
         )
+
+
+def code_variants(compilation: Compilation) -> list[Variant]:
+    """What the library says of its code for each level of processors, the best first."""
+    from bessemer.codegen.description import Variant
+
+    return [Variant(tuple(compilation.target.required_features()))]
 
 
 @dataclass(frozen=True)

@@ -67,16 +67,16 @@ def write_fake(
     **changes: Any,
 ) -> Path:
     """An artifact of `tensors(seed)` at `destination`."""
-    work = destination.parent / "build"
-    work.mkdir(parents=True, exist_ok=True)
-    (work / "model.so").write_bytes(code)
-    (work / "libmodel.a").write_bytes(b"archive of " + code)
+
+    def write_code(folder: Path, weights_digest: str) -> None:
+        (folder / "model.so").write_bytes(code)
+        (folder / "libmodel.a").write_bytes(b"archive of " + code)
+        (folder / "model.h").write_text("/* header */\n")
+
     numbers = tensors(seed)
     arguments: dict[str, Any] = {
         "generated": generated or FakeGenerated(),
-        "library": work / "model.so",
-        "archive": work / "libmodel.a",
-        "header": "/* header */\n",
+        "write_code": write_code,
         "read": lambda name: numbers[name],
         "name": "fake",
         "config": {"model_type": "fake", "eos_token_id": 3},

@@ -14,10 +14,7 @@ from bessemer.artifact.files import file_hash
 from bessemer.artifact.folder import check_destination, whole_folder
 from bessemer.artifact.layout import ScratchLayout, StateLayout, StoredWeight
 from bessemer.artifact.manifest import (
-    ARCHIVE_FILE,
     ENTRY_POINTS,
-    HEADER_FILE,
-    LIBRARY_FILE,
     MANIFEST_FILE,
     WEIGHTS_FILE,
     FileRecord,
@@ -61,9 +58,7 @@ def write_artifact(
     destination: Path,
     *,
     generated: GeneratedModel,
-    library: Path,
-    archive: Path,
-    header: FileContent,
+    write_code: Callable[[Path, str], None],
     read: Read,
     read_stored: Callable[[str], tuple[str, np.ndarray] | None] | None = None,
     name: str,
@@ -85,7 +80,9 @@ def write_artifact(
 ) -> Path:
     """Write the artifact of a compiled model; it is there in full afterwards, or nothing is.
 
-    library, archive, header: model.so, libmodel.a and model.h.  read: a checkpoint tensor by name,
+    write_code: puts model.so, libmodel.a and model.h into the folder that it is given. It is called
+    last: tokenizer and weights are there, and it learns the hash of the weights' table (the
+    manifest's `weights_digest`), which the library must know.  read: a checkpoint tensor by name,
     float32.  read_stored: its storage dtype ("f16", ...) and its bit patterns, or None where there
     are none; saves the way over float32 when the artifact stores the same dtype.
     prefix: what every global symbol of the library begins with (`--prefix`).
@@ -100,10 +97,6 @@ def write_artifact(
     _check_space(destination, data_end(generated.weights) + OTHER_BYTES)
     blocks_of = _weight_blocks(generated.expressions, read, read_stored)
     with whole_folder(destination, replace=replace) as folder:
-        shutil.copyfile(library, folder / LIBRARY_FILE)
-        (folder / LIBRARY_FILE).chmod(0o755)
-        for path, content in {ARCHIVE_FILE: archive, HEADER_FILE: header}.items():
-            _write_file(folder / path, content)
         for path, content in (extra_files or {}).items():
             _write_file(_inside(folder, path), content)
         if write_tokenizer is not None:
@@ -112,6 +105,7 @@ def write_artifact(
             _write_file(folder / "config.json", _json(config))
         with (folder / WEIGHTS_FILE).open("wb") as stream:
             hashes = write_weights(stream, generated.weights, blocks_of, progress)
+        write_code(folder, table_digest(weight_table(generated.weights, hashes)))
         manifest = Manifest(
             name=name,
             config=config,

@@ -15,16 +15,20 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bessemer.backend.tools import require_llvm_tool, run_tool
 from bessemer.errors import CompileError
+from bessemer.native import FOLDER
 
 if TYPE_CHECKING:
     from bessemer.backend.target import Target
 
-NATIVE_SOURCES = Path(__file__).resolve().parent.parent / "native"
+NATIVE_SOURCES = FOLDER
+# What compiled code itself calls; the other sources are the C API above it.
+_RUNTIME = ("pool", "profile")
 # Oldest C library that an artifact cross-compiled for Linux asks for.
 _GLIBC = {"riscv64": "2.27"}
 _GLIBC_OTHERS = "2.17"
@@ -80,11 +84,30 @@ def archive(objects: Sequence[Path], out: Path) -> None:
 
 
 def compile_native(target: Target, folder: Path) -> list[Path]:
-    """Compile `native/*.c` for `target` into `folder`; returns the objects in name order."""
-    sources = sorted(NATIVE_SOURCES.glob("*.c"))
+    """Compile what compiled code calls (the thread pool) for `target` into `folder`; returns the
+    objects in name order.
+    """
+    return _compile_all([NATIVE_SOURCES / f"{stem}.c" for stem in _RUNTIME], folder, target)
+
+
+def compile_api(target: Target, folder: Path) -> list[Path]:
+    """Compile the C API of `native/` for `target` into `folder`; returns the objects in name order.
+
+    It refers to the description of a model (`codegen.description`), to be linked with it.
+    """
+    sources = [path for path in sorted(NATIVE_SOURCES.glob("*.c")) if path.stem not in _RUNTIME]
+    return _compile_all(sources, folder, target)
+
+
+def _compile_all(sources: Sequence[Path], folder: Path, target: Target) -> list[Path]:
     objects = [folder / f"{source.stem}.o" for source in sources]
-    for source, out in zip(sources, objects, strict=True):
-        compile_c(source, out, target)
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        done = [
+            pool.submit(compile_c, source, out, target)
+            for source, out in zip(sources, objects, strict=True)
+        ]
+        for future in done:
+            future.result()
     return objects
 
 

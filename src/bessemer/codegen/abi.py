@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
+from bessemer.artifact.manifest import abi_hash
 from bessemer.codegen.generate import Generated
 from bessemer.codegen.main_graph import ARGUMENTS
-
-_NATIVE_HEADER = Path(__file__).resolve().parent.parent / "native" / "bessemer.h"
+from bessemer.native import prefixed_header
 
 _MEMORY = """\
+/* -- below the API: the entry points of the compiled code ------------------------------------ */
+
 /* MLIR's memref descriptors. offset is 0 and strides are dense, rows first. */
 #ifndef BSM_MEMREFS
 #define BSM_MEMREFS
@@ -39,8 +38,8 @@ def _declaration(symbol: str) -> str:
 
 
 def emit_header(generated: Generated, name: str, prefix: str = "") -> str:
-    """The header: sizes, the context and pool of `native/bessemer.h`, and the entry points. With a
-    prefix every symbol and every size is named with it, so that two models fit one program.
+    """The header: sizes, the C API of `native/`, and the entry points below it. With a prefix every
+    function and every size is named with it, so that two models fit one program.
     """
     guard = f"{prefix}MODEL_H".upper()
     tag = (prefix or "BSM_").upper()
@@ -56,17 +55,31 @@ def emit_header(generated: Generated, name: str, prefix: str = "") -> str:
         "WEIGHTS_BYTES": max((w.offset + w.nbytes for w in generated.weights), default=0),
     }
     defines = "".join(f"#define {tag}{key} {value}LL\n" for key, value in sizes.items())
-    native = _NATIVE_HEADER.read_text(encoding="utf-8")
-    if prefix:
-        native = re.sub(r"\b(bsm_\w+)\(", rf"{prefix}\1(", native)
-        native = native.replace("BESSEMER_POOL_H", f"{tag}BESSEMER_POOL_H")
+    defines += f'#define {tag}ABI_HASH "{header_hash(generated)}"\n'
     calls = "".join(
         _declaration(f"{prefix}_mlir_ciface_{entry}")
         for entry in ("forward_prefill", "forward_decode")
     )
     return (
-        f"/* {name}: compiled by Bessemer. */\n#ifndef {guard}\n#define {guard}\n\n{native}\n"
-        f'{_MEMORY}\n{defines}\n#ifdef __cplusplus\nextern "C" {{\n#endif\n'
+        f"/* {_comment(name)}: compiled by Bessemer. */\n#ifndef {guard}\n#define {guard}\n\n"
+        f"{defines}\n{prefixed_header(prefix)}\n"
+        f'{_MEMORY}\n#ifdef __cplusplus\nextern "C" {{\n#endif\n'
         f"{_CALL.replace('{prefix}', tag)}{calls}"
         "#ifdef __cplusplus\n}\n#endif\n#endif\n"
     )
+
+
+def header_hash(generated: Generated) -> str:
+    """The ABI hash of the manifest that this model gets."""
+    return abi_hash(
+        generated.weights,
+        generated.state,
+        generated.scratch,
+        generated.vocab_size,
+        generated.hidden_size,
+    )
+
+
+def _comment(text: str) -> str:
+    """Text that can't end a comment."""
+    return text.replace("*/", "* /").replace("\n", " ")

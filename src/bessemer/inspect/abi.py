@@ -8,7 +8,7 @@ from bessemer.artifact.layout import HEADER_WORDS, LAYER_WORDS, StateLayout
 from bessemer.artifact.manifest import ABI, ENTRY_POINTS, HEADER_FILE
 from bessemer.inspect.page import Page, columns, facts, heading
 from bessemer.inspect.subject import Subject
-from bessemer.verify.files import pool_symbols
+from bessemer.verify.files import api_symbols
 
 _HEADER_NAMES = (
     "magic",
@@ -39,7 +39,7 @@ def abi(subject: Subject) -> Page:
     text += heading("arguments, in order") + "".join(f"{i}  {a}\n" for i, a in _numbered(ABI))
     text += heading("bsm_context") + "".join(f"{field}\n" for field in ABI["context"])
     text += heading("exported beside the entry points")
-    text += "".join(f"{name}\n" for name in sorted(pool_symbols(prefix)))
+    text += "".join(f"{name}\n" for name in sorted(api_symbols(prefix)))
     text += heading(f"state header, {len(words)} words of int64")
     text += columns([["word", "meaning", "value"], *([i, n, v] for i, n, v in words)], right=(0, 2))
     text += heading(HEADER_FILE) + header
@@ -49,7 +49,7 @@ def abi(subject: Subject) -> Page:
         "entry_points": entries,
         "arguments": ABI["arguments"],
         "context": ABI["context"],
-        "symbols": sorted(pool_symbols(prefix)),
+        "symbols": sorted(api_symbols(prefix)),
         "state_header": [{"word": i, "name": n, "value": v} for i, n, v in words],
         "header": header,
     }

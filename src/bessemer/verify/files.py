@@ -20,10 +20,10 @@ from bessemer.artifact.manifest import (
     Manifest,
 )
 from bessemer.artifact.reader import Artifact, Check, read_manifest
+from bessemer.native import public_functions
 from bessemer.verify.binaries import read_archive, read_library
 from bessemer.verify.report import FILES, Outcome, Report
 
-NATIVE_HEADER = Path(__file__).resolve().parent.parent / "native" / "bessemer.h"
 REQUIRED_FILES = (LIBRARY_FILE, ARCHIVE_FILE, HEADER_FILE, WEIGHTS_FILE)
 
 # All that compiled code may ask of a system: the C library, its mathematics and its threads, by
@@ -73,18 +73,18 @@ def _summary(report: Report, name: str, checks: list[Check], detail: str) -> boo
 def check_symbols(report: Report, artifact: Artifact) -> None:
     """The library, the archive and the header have the same entry points."""
     manifest = artifact.manifest
-    expected = {*manifest.entry_points.values(), *pool_symbols(manifest.prefix)}
-    report.attempt(FILES, f"symbols of {LIBRARY_FILE}", lambda: _exports(artifact, expected))
+    expected = {*manifest.entry_points.values(), *api_symbols(manifest.prefix)}
+    levels = {name for level in manifest.levels for name in level.entry_points.values()}
+    inside = expected | levels
+    report.attempt(FILES, f"symbols of {LIBRARY_FILE}", lambda: _exports(artifact, inside))
     report.attempt(FILES, f"needs of {LIBRARY_FILE}", lambda: _needs(artifact))
-    report.attempt(FILES, ARCHIVE_FILE, lambda: _archive(artifact, expected))
+    report.attempt(FILES, ARCHIVE_FILE, lambda: _archive(artifact, inside))
     report.attempt(FILES, HEADER_FILE, lambda: _header(artifact, expected))
 
 
-def pool_symbols(prefix: str = "") -> frozenset[str]:
-    """The functions of native/bessemer.h, as a library with this prefix names them."""
-    text = NATIVE_HEADER.read_text(encoding="utf-8")
-    names = re.findall(r"^BSM_API\b[^;(]*?\b(bsm_\w+)\s*\(", text, re.MULTILINE)
-    return frozenset(prefix + name for name in names)
+def api_symbols(prefix: str = "") -> frozenset[str]:
+    """The functions of model.h, as a library with this prefix names them."""
+    return frozenset(prefix + name for name in public_functions())
 
 
 def _exports(artifact: Artifact, expected: set[str]) -> Outcome:
@@ -99,7 +99,8 @@ def _exports(artifact: Artifact, expected: set[str]) -> Outcome:
     if foreign:
         return False, f"not of the ABI, yet visible: {_names(foreign)}"
     entries = " and ".join(artifact.manifest.entry_points.values())
-    return True, f"{entries}; {len(expected) - 2} of the pool; nothing else"
+    functions = len(api_symbols(artifact.manifest.prefix))
+    return True, f"{entries}; {functions} of the C API; nothing else"
 
 
 def _needs(artifact: Artifact) -> Outcome:
