@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 from transformers import PreTrainedModel
+from transformers.configuration_utils import PreTrainedConfig
 
 from bessemer.arguments import shown
 from bessemer.errors import UnsupportedError, UsageError
@@ -23,7 +24,13 @@ from bessemer.importer.convert import Converted, convert
 from bessemer.importer.fx_nodes import type_of
 from bessemer.importer.masks import note_windows
 from bessemer.importer.rows import check_rows
-from bessemer.importer.skeleton import from_config, read_config, use_ops, without_weights
+from bessemer.importer.skeleton import (
+    from_config,
+    from_definition,
+    read_config,
+    use_ops,
+    without_weights,
+)
 from bessemer.importer.weights import (
     ModuleWeights,
     Resolver,
@@ -31,6 +38,7 @@ from bessemer.importer.weights import (
     WithExtra,
     tied_names,
 )
+from bessemer.models import DEFINED, DefinitionOptions, published_names
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +80,9 @@ class Imported:
     token_rank: int = 2
 
 
-def import_model(source: Source, *, capture: str = "export") -> Imported:
+def import_model(
+    source: Source, *, capture: str = "export", options: DefinitionOptions | None = None
+) -> Imported:
     """Import a model.
 
     Args:
@@ -80,38 +90,94 @@ def import_model(source: Source, *, capture: str = "export") -> Imported:
             causal language model; or any module that maps token ids and positions, both i64[1, T]
             or both i64[T], to logits of every token. A module is not changed.
         capture: "export" (non-strict torch.export) or "dynamo" (strict, through TorchDynamo).
+        options: for architectures that Bessemer defines itself; None for the plain model.
 
     Raises:
         CheckpointError: a tensor is missing, or has another shape than the config says.
         UnsupportedError: lists all that can't be compiled.
-        UsageError: an unknown capture way, or a source that is none.
+        UsageError: an unknown capture way, a source that is none, or an option that the
+            architecture doesn't have.
     """
+    options = options or DefinitionOptions()
     if isinstance(source, (str, Path)):
         source = open_checkpoint(source)
     if isinstance(source, Checkpoint):
         check_config(source.config)
         config = read_config(source.config)
         rope.log_default_base(source.config, config.get_text_config())
+        if config.model_type in DEFINED:
+            return _import_defined(
+                config, source, source.config, source.generation_config, capture, options
+            )
+        _check_options(config.model_type, options)
         model = from_config(config)
         return _import_causal_lm(model, source, source.config, source.generation_config, capture)
     if isinstance(source, PreTrainedModel):
         stated = source.config.to_dict()
         check_config(stated)
-        generation = getattr(source, "generation_config", None)
-        found = _import_causal_lm(
-            _checked_copy(source),
-            ModuleWeights(source),
-            stated,
-            {} if generation is None else generation.to_dict(),
-            capture,
-            module=source,
+        held = getattr(source, "generation_config", None)
+        generation = {} if held is None else held.to_dict()
+        weights = ModuleWeights(source)
+        if stated["model_type"] in DEFINED:
+            return _import_defined(
+                source.config, weights, stated, generation, capture, options, module=source
+            )
+        _check_options(stated["model_type"], options)
+        return _import_causal_lm(
+            _checked_copy(source), weights, stated, generation, capture, module=source
         )
-        return found
     if isinstance(source, torch.nn.Module):
+        _check_options(type(source).__name__, options)
         return _import_module(source, capture)
     raise UsageError(
         f"{shown(source)} is no model: give a path, a hub name, an alias, a transformers model, or "
         "a torch module that maps token ids and positions to logits"
+    )
+
+
+def _check_options(kind: str, options: DefinitionOptions) -> None:
+    """Raises UsageError for an option that only Bessemer's own definitions have."""
+    if options.low_precision:
+        raise UsageError(
+            f"--low-precision: {kind} has no low-precision steps; {', '.join(DEFINED)} has"
+        )
+    if options.steering:
+        raise UsageError(f"--steering: {kind} can't be steered; {', '.join(DEFINED)} can")
+
+
+def _import_defined(
+    config: PreTrainedConfig,
+    checkpoint: WeightReader,
+    stated: dict[str, Any],
+    generation_config: dict[str, Any],
+    capture: str,
+    options: DefinitionOptions,
+    module: torch.nn.Module | None = None,
+) -> Imported:
+    """Import a model through the definition of its architecture in `bessemer.models`."""
+    kind = str(config.model_type)
+    definition = from_definition(config, options)
+    converted, parameters = _converted(
+        definition,
+        kind,
+        checkpoint,
+        tied_names(definition),
+        capture,
+        "",
+        published=published_names(kind),
+    )
+    _checked(converted.graph)
+    _every_layer_attends(converted.graph, kind, config.num_hidden_layers)
+    return _imported(
+        converted,
+        config=stated,
+        generation_config=generation_config,
+        checkpoint=checkpoint,
+        limit=rope.context_limit(config),
+        rope=None,
+        capture=capture,
+        parameters=parameters,
+        module=module,
     )
 
 
@@ -144,7 +210,8 @@ def _import_causal_lm(
     converted, parameters = _converted(
         CausalLM(model), kind, checkpoint, aliases, capture, "model."
     )
-    _every_layer_attends(converted.graph, model)
+    layers = model.config.get_text_config().num_hidden_layers
+    _every_layer_attends(converted.graph, type(model).__name__, layers)
     return _imported(
         converted,
         config=config,
@@ -197,9 +264,10 @@ def _converted(
     capture: str,
     prefix: str,
     rank: int = 2,
+    published: Callable[[str], str] | None = None,
 ) -> tuple[Converted, dict[str, Value]]:
     program = export(module, capture, rank=rank)
-    resolver = Resolver(checkpoint, aliases)
+    resolver = Resolver(checkpoint, aliases, published)
     parameters: dict[str, Value] = {}
 
     def leaf(target: str, type_: TensorType) -> Value:
@@ -220,13 +288,12 @@ def _checked(graph: Graph) -> None:
     check_rows(graph)
 
 
-def _every_layer_attends(graph: Graph, model: PreTrainedModel) -> None:
-    """Each layer must have gone through the attention op, or its cache would be lost."""
-    count = model.config.get_text_config().num_hidden_layers
-    layers = sorted(_number(n, "layer") for n in graph if n.op == "attention")
+def _every_layer_attends(graph: Graph, name: str, count: int) -> None:
+    """Each layer must have gone through an attention op, or its cache would be lost."""
+    layers = sorted(_number(n, "layer") for n in graph if n.op.endswith("attention"))
     if layers != list(range(count)):
         raise UnsupportedError(
-            f"{type(model).__name__}: its {count} layers don't have one attention and KV cache "
+            f"{name}: its {count} layers don't have one attention and KV cache "
             f"each; attention was called for layers {layers}"
         )
 

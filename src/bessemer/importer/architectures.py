@@ -16,6 +16,7 @@ SUPPORTED: dict[str, str] = dict.fromkeys(
         "cohere2",
         "deepseek_v2",
         "deepseek_v3",
+        "deepseek_v4",
         "gemma2",
         "gemma3_text",
         "glm4",
@@ -86,7 +87,6 @@ UNSUPPORTED: dict[str, str] = {
         _IMAGES,
     ),
     "gemma3n_text": "its later layers share the keys and values of earlier ones",
-    "deepseek_v4": "transformers' model of it does not export",
 }
 
 

@@ -2,7 +2,8 @@
 
 A function of the table takes a `Builder`, then the ATen op's own arguments with tensors as graph
 values and symbolic sizes as graph sizes, and returns a value (or a tuple of them). The families
-are in `aten_elementwise`, `aten_views`, `aten_reductions`, `aten_contractions`, `aten_indexing`.
+are in `aten_elementwise`, `aten_views`, `aten_reductions`, `aten_contractions`, `aten_indexing`;
+the ops of our own definitions in `aten_definitions`.
 In-place ops need no entry: `add_` is `add` whose result is written back.
 """
 

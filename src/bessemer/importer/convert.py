@@ -19,6 +19,7 @@ from bessemer.errors import UnsupportedError
 from bessemer.graph import DType, Graph, GraphError, TensorType, Value, constant, emit, param
 from bessemer.importer import (  # noqa: F401  (the families enter their functions into the table)
     aten_contractions,
+    aten_definitions,
     aten_elementwise,
     aten_indexing,
     aten_reductions,

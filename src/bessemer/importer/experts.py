@@ -6,6 +6,7 @@ import torch
 from transformers.integrations.moe import ExpertsInterface, _default_apply_gate
 
 from bessemer.errors import UnsupportedError
+from bessemer.graph.ops.fused import CLAMPED
 from bessemer.importer.attention import IMPLEMENTATION
 
 # ACT2FN class (or torch class) -> the activation's name in a graph.
@@ -49,9 +50,12 @@ def moe(
     if gate_up_bias is not None:
         both = both + gate_up_bias[indices]
     gate, up = (both[..., ::2], both[..., 1::2]) if interleaved else both.chunk(2, -1)
-    if activation == "swiglu_clamped":
+    if activation in CLAMPED:
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    if activation == "swiglu_clamped":
         hidden = (up + 1) * gate * torch.sigmoid(alpha * gate)
+    elif activation == "silu_clamped":
+        hidden = torch.nn.functional.silu(gate) * up
     else:
         approximate = "tanh" if activation == "gelu_tanh" else "none"
         gelu = torch.nn.GELU(approximate)

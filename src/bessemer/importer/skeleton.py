@@ -17,9 +17,10 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from bessemer.errors import CheckpointError, UnsupportedError
+from bessemer.errors import BessemerError, CheckpointError, UnsupportedError
 from bessemer.importer import experts  # noqa: F401  (registers the experts op)
 from bessemer.importer.attention import IMPLEMENTATION
+from bessemer.models import DefinitionOptions, define
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +90,33 @@ def from_config(config: PreTrainedConfig) -> PreTrainedModel:
                 module._buffers[name] = stand_in(tensor)
         compute_buffers(model, module, fresh)
     model.tie_weights()
+    return model
+
+
+def from_definition(config: PreTrainedConfig, options: DefinitionOptions) -> torch.nn.Module:
+    """Bessemer's own definition of that config, its parameters stand-ins."""
+    try:
+        with torch.device("meta"):
+            model = define(config, options)
+    except BessemerError:
+        raise
+    # Values that no check of the config looks at fail in the model's own code.
+    except Exception as error:
+        raise CheckpointError(
+            f"config.json: no {config.model_type} model can be made of it: "
+            f"{type(error).__name__}: {_one_line(error)}"
+        ) from error
+    model.eval()
+    replaced: dict[int, torch.nn.Parameter] = {}
+    for module in model.modules():
+        for name, tensor in module._parameters.items():
+            if tensor is not None:
+                module._parameters[name] = replaced.setdefault(
+                    id(tensor), stand_in_parameter(tensor)
+                )
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                module._buffers[name] = stand_in(buffer)
     return model
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from bessemer.errors import CheckpointError
-from bessemer.graph import DType, TensorType, Value, emit, param
+from bessemer.graph import DType, Size, TensorType, Value, emit, param
 from bessemer.importer.checkpoint import TensorInfo
 
 log = logging.getLogger(__name__)
@@ -140,10 +140,11 @@ _RENAMES = (
 )
 _EXPERTS = re.compile(r"^(?P<block>.*)\.(?P<mlp>\w+)\.experts\.(?P<which>gate_up_proj|down_proj)$")
 # Where one expert's matrices lie in files: the block's name (None: as in the module), then the
-# matrices of the stacked parameter.
+# matrices of the stacked parameter. Some files have the matrices of all experts in one tensor.
 _EXPERT_FILES: tuple[tuple[str | None, dict[str, tuple[str, ...]]], ...] = (
     (None, {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}),
     ("block_sparse_moe", {"gate_up_proj": ("w1", "w3"), "down_proj": ("w2",)}),
+    (None, {"gate_up_proj": ("w1", "w3"), "down_proj": ("w2",)}),
 )
 
 
@@ -151,10 +152,17 @@ class Resolver:
     """Finds the checkpoint tensors of each parameter of a model.
 
     aliases: parameter name -> names of the same (tied) tensor, itself included, in order.
+    published: a parameter's name (or the start of one) in files that use others; None: the same.
     """
 
-    def __init__(self, checkpoint: WeightReader, aliases: Mapping[str, list[str]]) -> None:
+    def __init__(
+        self,
+        checkpoint: WeightReader,
+        aliases: Mapping[str, list[str]],
+        published: Callable[[str], str] | None = None,
+    ) -> None:
         self._checkpoint = checkpoint
+        self._published = published
         self._held = set(checkpoint.names())
         self._aliases = aliases
         self.missing: list[str] = []
@@ -165,7 +173,7 @@ class Resolver:
         if name != names[0] and self._differs(name, names[0]):
             log.warning("%s is tied by the config, but stored with other values: not tied", name)
             names = [name]
-        for candidate in (c for n in names for c in (n, *_renamed(n))):
+        for candidate in (c for n in names for c in self._candidates(n)):
             if candidate in self._held:
                 self._same_shape(candidate, name, type_.shape)
                 return param(candidate, type_)
@@ -174,6 +182,9 @@ class Resolver:
             self.missing.append(name)
             return param(name, type_)
         return stacked
+
+    def _candidates(self, name: str) -> list[str]:
+        return [name, *_renamed(name), *([self._published(name)] if self._published else [])]
 
     def _differs(self, name: str, first: str) -> bool:
         """Whether both names of a tied tensor are stored, with different values."""
@@ -202,20 +213,46 @@ class Resolver:
         assert isinstance(rows, int)
         for mlp, matrices in _EXPERT_FILES:
             parts = matrices[found["which"]]
-            stem = f"{found['block']}.{mlp or found['mlp']}.experts"
-            names = [f"{stem}.{e}.{part}.weight" for e in range(experts) for part in parts]
-            if names[0] not in self._held:
-                continue
-            shape = (rows // len(parts), columns)
-            one = TensorType(DType.F32, shape)
-            for each in names:
-                if each not in self._held:
-                    self.missing.append(each)
-                else:
-                    self._same_shape(each, name, shape)
-            together = emit("concat", *(param(n, one) for n in names), axis=-2)
-            return emit("reshape", together, shape=type_.shape)
+            for stem in self._candidates(f"{found['block']}.{mlp or found['mlp']}.experts"):
+                shape = (rows // len(parts), columns)
+                result = self._of_all(name, stem, parts, (experts, *shape)) or self._of_each(
+                    name, stem, parts, (experts, *shape)
+                )
+                if result is not None:
+                    return result
         return None
+
+    def _of_all(
+        self, name: str, stem: str, parts: tuple[str, ...], shape: tuple[int, int, Size]
+    ) -> Value | None:
+        """Matrices of `shape` [E, N, K] that hold all experts, one above the other."""
+        names = [f"{stem}.{part}" for part in parts]
+        if names[0] not in self._held:
+            return None
+        for each in names:
+            self._noted(each, name, shape)
+        return emit("concat", *(param(n, TensorType(DType.F32, shape)) for n in names), axis=-2)
+
+    def _of_each(
+        self, name: str, stem: str, parts: tuple[str, ...], shape: tuple[int, int, Size]
+    ) -> Value | None:
+        """Matrices [N, K] of one expert each, for `shape` [E, N, K]."""
+        experts, rows, columns = shape
+        names = [f"{stem}.{e}.{part}.weight" for e in range(experts) for part in parts]
+        if names[0] not in self._held:
+            return None
+        for each in names:
+            self._noted(each, name, (rows, columns))
+        one = TensorType(DType.F32, (rows, columns))
+        together = emit("concat", *(param(n, one) for n in names), axis=-2)
+        return emit("reshape", together, shape=(experts, len(parts) * rows, columns))
+
+    def _noted(self, each: str, name: str, shape: tuple) -> None:
+        """Checks a tensor's shape, or notes that it is missing."""
+        if each not in self._held:
+            self.missing.append(each)
+        else:
+            self._same_shape(each, name, shape)
 
 
 def _renamed(name: str) -> list[str]:

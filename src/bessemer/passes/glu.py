@@ -1,5 +1,7 @@
 """glu(x) = act(x g.T + bg) * (x u.T + bu), SwiGLU and GeGLU, as one op with weights [g, u].
 
+The projections may be clamped first: silu(min(x g.T, L)) * clip(x u.T, -L, L) is `silu_clamped`.
+
 The two projections arrive as the halves of one linear layer: merged by the checkpoint or by
 `merge_gate_up`.
 """
@@ -13,7 +15,7 @@ from bessemer.graph import Graph, Node, Value, emit
 from bessemer.passes import views
 from bessemer.passes.attributes import fixed
 from bessemer.passes.base import Pass, substitute, use_counts
-from bessemer.passes.merge_gate_up import gate_and_up
+from bessemer.passes.merge_gate_up import GatedProduct, gate_and_up
 from bessemer.passes.merge_qkv import is_plain_linear
 from bessemer.passes.params import ParamExpressions, rows, stack_rows
 
@@ -28,17 +30,18 @@ class Glu(Pass):
         counts, is_weight = use_counts(graph), ParamExpressions()
         replacements: dict[Value, Value] = {}
         for node in graph.nodes():
-            pair = gate_and_up(node, counts)
-            if pair and all(views.is_last_slice(v) for v in pair):
-                fused = _glu(node, *pair, counts, is_weight)
+            product = gate_and_up(node, counts)
+            if product and all(views.is_last_slice(v) for v in (product.gate, product.up)):
+                fused = _glu(node, product, counts, is_weight)
                 if fused is not None:
                     replacements[node.out] = fused
         return substitute(graph, replacements)
 
 
 def _glu(
-    node: Node, gate: Value, up: Value, counts: dict[Value, int], is_weight: ParamExpressions
+    node: Node, product: GatedProduct, counts: dict[Value, int], is_weight: ParamExpressions
 ) -> Value | None:
+    gate, up = product.gate, product.up
     y = gate.node.inputs[0]
     if up.node.inputs[0] != y or counts[y] != 2 or not is_plain_linear(y.node, is_weight):
         return None
@@ -51,5 +54,12 @@ def _glu(
     for w in weights:
         ordered = w if ranges[0][0] == 0 else stack_rows([rows(w, *r) for r in ranges])
         stacked.append(views.reshape(ordered, (2, width, *w.shape[1:])))
-    act = next(v.op for v in node.inputs if v.node.inputs == (gate,))
-    return emit("glu_linear", x, *stacked, activation=act, has_bias=len(stacked) == 2, loc=node.loc)
+    limit = {} if product.limit is None else {"limit": product.limit}
+    return emit(
+        "glu_linear",
+        *(x, *stacked),
+        activation=product.activation,
+        has_bias=len(stacked) == 2,
+        loc=node.loc,
+        **limit,
+    )

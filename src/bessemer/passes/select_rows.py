@@ -20,13 +20,17 @@ HIDDEN = "hidden"
 # Row-wise whatever their attributes: each leading index gives one result.
 _ROWWISE = frozenset(
     {"linear", "glu_linear", "rms_norm", "layer_norm", "rope", "moe", "expert_linear", "embedding"}
+    | {"round_trip", "hadamard", "sinkhorn", "collapse_streams", "mix_streams"}
 )
 # Row-wise unless they work along the leading axis.
 _ALONG = frozenset(
     {"reduce_sum", "reduce_mean", "reduce_max", "reduce_min", "reduce_prod", "argmax", "softmax"}
     | {"cumsum", "topk", "slice", "concat", "gather", "scatter"}
 )
-_MIXING = frozenset({"attention", "flash_attention", "gqa_decode_attention"})
+_MIXING = frozenset(
+    {"attention", "flash_attention", "gqa_decode_attention"}
+    | {"compressed_attention", "block_compress", "index_topk"}
+)
 
 
 @dataclass(frozen=True)

@@ -144,6 +144,16 @@ def _linear(node: Node) -> Operands:
     return _strip_ranked(node, places)
 
 
+def _compressed_attention(node: Node) -> Operands:
+    first = 4 if node.attrs["has_sinks"] else 3  # the sinks have no token axis
+    ranks = {0: 4, 1: 3, 2: 2}
+    if node.attrs["has_visible"]:
+        ranks[first] = 2
+    if node.attrs["has_indices"]:
+        ranks[first + 1] = 3
+    return _strip_ranked(node, ranks)
+
+
 _BATCHED: dict[str, Callable[[Node], Operands]] = {
     **dict.fromkeys(("reduce_sum", "reduce_mean", "reduce_max", "reduce_min"), _along_axis),
     **dict.fromkeys(("reduce_prod", "argmax", "softmax", "cumsum", "topk"), _along_axis),
@@ -160,6 +170,13 @@ _BATCHED: dict[str, Callable[[Node], Operands]] = {
     "rope": lambda n: _strip_ranked(n, {0: 4, 1: 3, 2: 3}),
     "attention": lambda n: _strip_ranked(n, {0: 4, 1: 4, 2: 4, 3: 2}),
     "moe": lambda n: _strip_ranked(n, {0: 3, 1: 3, 2: 3}),
+    **dict.fromkeys(("round_trip", "hadamard"), lambda n: _strip_ranked(n, {0: 3})),
+    "sinkhorn": lambda n: _strip_ranked(n, {0: 4}),
+    "collapse_streams": lambda n: _strip_ranked(n, {0: 4, 1: 3}),
+    "mix_streams": lambda n: _strip_ranked(n, {0: 4, 1: 3, 2: 3, 3: 4}),
+    "block_compress": lambda n: _strip_ranked(n, {0: 3, 1: 3, 4: 3, 5: 3, 6: 2}),
+    "index_topk": lambda n: _strip_ranked(n, {0: 4, 1: 3, 2: 2}),
+    "compressed_attention": _compressed_attention,
 }
 
 

@@ -43,11 +43,12 @@ def _compress_type(types: Sequence[TensorType], attrs: Mapping[str, Any]) -> Ten
         raise GraphError(f"{shown}: kv and gate [..., T, W], bias [rate, W]")
     if not isinstance(row, int) or width != (2 * row if attrs["overlap"] else row):
         raise GraphError(f"{shown}: W is D, or 2 D with overlap")
-    if cos != sin or cos.shape[:-1] != kv.shape[:-1] or 2 * cos.shape[-1] > row:
+    half = cos.shape[-1]
+    if cos != sin or cos.shape[:-1] != kv.shape[:-1] or not isinstance(half, int) or 2 * half > row:
         raise GraphError(f"{shown}: tables [..., T, rotary / 2]")
     if positions.shape != kv.shape[:-1] or positions.dtype != DType.I64:
         raise GraphError(f"{shown}: positions are i64[..., T]")
-    _check_rounding(attrs["round"], row, 2 * cos.shape[-1])
+    _check_rounding(attrs["round"], row, 2 * half)
     return TensorType(DType.I64, positions.shape)
 
 
@@ -63,7 +64,7 @@ def _check_rounding(round_: str, row: int, rotary: int) -> None:
 
 def pool_window(kv: np.ndarray, gate: np.ndarray) -> np.ndarray:
     """One row of token rows kv[N, D]: their average by the softmax of gate[N, D] over N."""
-    return np.sum(kv * softmax(gate, axis=0), axis=0, dtype=np.float32)
+    return np.asarray(np.sum(kv * softmax(gate, axis=0), axis=0), np.float32)
 
 
 def round_row(row: np.ndarray, round_: str, rotary: int) -> np.ndarray:

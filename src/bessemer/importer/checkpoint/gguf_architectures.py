@@ -9,82 +9,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
 from bessemer.importer.checkpoint.files import damaged
+from bessemer.importer.checkpoint.gguf_deepseek4 import DEEPSEEK4
 from bessemer.importer.checkpoint.gguf_file import GGUFMetadata, GGUFTensor
 from bessemer.importer.checkpoint.gguf_rope import read_rope
+from bessemer.importer.checkpoint.gguf_rules import NORMS, Architecture, MappedTensor, TensorRule
 
 UNLISTED_SHOWN = 8
 
 
-@dataclass(frozen=True)
-class TensorRule:
-    """How one tensor (or one tensor of every layer) is called and shaped.
-
-    Attributes:
-        source: name in the GGUF, without ``blk.N.`` for a layer's tensor.
-        target: transformers' name, without ``model.layers.N.``.
-        dims: the names of its dimensions, outermost first; see `Dimensions`.
-        required: whether a file without it is incomplete.
-        heads: which head count its rows are permuted by, if the architecture permutes.
-    """
-
-    source: str
-    target: str
-    dims: tuple[str, ...]
-    required: bool = True
-    heads: str | None = None
-
-
-@dataclass(frozen=True)
-class MappedTensor:
-    """A tensor of the file under transformers' name; `permuted_heads` is the head count by whose
-    rows it is interleaved, or 0."""
-
-    name: str
-    tensor: GGUFTensor
-    permuted_heads: int
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """One GGUF architecture.
-
-    Attributes:
-        name: general.architecture, and the prefix of its keys.
-        model_type: transformers' model_type.
-        model_class: transformers' class for text generation.
-        layer_rules: the tensors of each layer.
-        permutes: whether q and k rows are stored interleaved (rotary pairs side by side).
-        config: further entries of config.json.
-        adjust: last changes to the configuration, by the file's metadata and tensor names.
-    """
-
-    name: str
-    model_type: str
-    model_class: str
-    layer_rules: tuple[TensorRule, ...]
-    permutes: bool = False
-    config: dict[str, Any] = field(default_factory=dict)
-    adjust: Callable[[ArchitectureReader, dict[str, Any]], None] | None = None
-
-
-GLOBAL_RULES = (
-    TensorRule("token_embd.weight", "model.embed_tokens.weight", ("vocab", "hidden")),
-    TensorRule("output_norm.weight", "model.norm.weight", ("hidden",)),
-    TensorRule("output.weight", "lm_head.weight", ("vocab", "hidden"), required=False),
-)
-
 ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """Read into the configuration, not into parameters."""
-
-NORMS = (
-    TensorRule("attn_norm.weight", "input_layernorm.weight", ("hidden",)),
-    TensorRule("ffn_norm.weight", "post_attention_layernorm.weight", ("hidden",)),
-)
 
 
 def _linear(
@@ -177,6 +115,7 @@ ARCHITECTURES = {
             config={"use_sliding_window": False, "sliding_window": None, "attention_bias": False},
         ),
         Architecture("phi3", "phi3", "Phi3ForCausalLM", (*NORMS, *FUSED), adjust=_adjust_phi3),
+        DEEPSEEK4,
     )
 }
 """The supported architectures by the name that GGUF files give them."""
@@ -243,7 +182,8 @@ class ArchitectureReader:
         """Raises CheckpointError about this file."""
         raise damaged(self.path, what, tensor)
 
-    def _positive(self, key: str) -> int:
+    def positive(self, key: str) -> int:
+        """The architecture's key as a number above zero, the same for all layers."""
         value = self.metadata.uniform_integer(f"{self.architecture.name}.{key}")
         if not value:
             self.fail(f"the key {self.architecture.name}.{key} is missing or zero")
@@ -251,7 +191,7 @@ class ArchitectureReader:
 
     def all_or_none(self, sources: list[str]) -> bool:
         """Whether all layers have all of these tensors; a mixture is an error."""
-        layers = range(self._positive("block_count"))
+        layers = range(self.positive("block_count"))
         wanted = [f"blk.{layer}.{source}" for layer in layers for source in sources]
         held = [name for name in wanted if name in self.tensors]
         if held and len(held) != len(wanted):
@@ -263,11 +203,10 @@ class ArchitectureReader:
         """The file's hyperparameters as config.json has them."""
         self._refuse_meaningful_keys()
         architecture, prefix = self.architecture, self.architecture.name
-        embedding = self.tensors.get("token_embd.weight")
-        if embedding is None or len(embedding.shape) != 2:
-            self.fail("missing, or not a matrix", "token_embd.weight")
-        heads = self._positive("attention.head_count")
-        hidden = self._positive("embedding_length")
+        if architecture.configure is not None:
+            return architecture.configure(self)
+        heads = self.positive("attention.head_count")
+        hidden = self.positive("embedding_length")
         kv_heads = self.metadata.uniform_integer(f"{prefix}.attention.head_count_kv") or heads
         if heads % kv_heads:
             self.fail(f"{heads} attention heads can't share {kv_heads} key-value heads")
@@ -278,20 +217,20 @@ class ArchitectureReader:
         config: dict[str, Any] = {
             "architectures": [architecture.model_class],
             "model_type": architecture.model_type,
-            "vocab_size": embedding.shape[0],
+            "vocab_size": self.vocab_size(),
             "hidden_size": hidden,
-            "intermediate_size": self._positive("feed_forward_length"),
-            "num_hidden_layers": self._positive("block_count"),
+            "intermediate_size": self.positive("feed_forward_length"),
+            "num_hidden_layers": self.positive("block_count"),
             "num_attention_heads": heads,
             "num_key_value_heads": kv_heads,
             "head_dim": head_dim,
             "hidden_act": "silu",
-            "max_position_embeddings": self._positive("context_length"),
+            "max_position_embeddings": self.positive("context_length"),
             "rms_norm_eps": eps,
             "tie_word_embeddings": "output.weight" not in self.tensors,
             **architecture.config,
         }
-        self._add_token_ids(config)
+        config.update(self.token_ids())
         config["rope_parameters"] = read_rope(self, config)
         if architecture.adjust is not None:
             architecture.adjust(self, config)
@@ -309,16 +248,26 @@ class ArchitectureReader:
             self.fail(f"key and value lengths {head_dim} and {value_dim} are not supported")
         return head_dim
 
-    def _add_token_ids(self, config: dict[str, Any]) -> None:
-        for name, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
-            token = self.metadata.integer(f"tokenizer.ggml.{key}_token_id")
-            # Written as it is when absent: transformers' defaults are other models' tokens.
-            config[f"{name}_token_id"] = token
+    def vocab_size(self) -> int:
+        """Rows of the embedding, which every file has."""
+        embedding = self.tensors.get("token_embd.weight")
+        if embedding is None or len(embedding.shape) != 2:
+            self.fail("missing, or not a matrix", "token_embd.weight")
+        return embedding.shape[0]
+
+    def token_ids(self) -> dict[str, int | None]:
+        """Entries of config.json for special tokens; None where the file has none, since
+        transformers' defaults are other models' tokens."""
+        keys = (("bos", "bos"), ("eos", "eos"), ("pad", "padding"))
+        return {
+            f"{name}_token_id": self.metadata.integer(f"tokenizer.ggml.{key}_token_id")
+            for name, key in keys
+        }
 
     def _refuse_meaningful_keys(self) -> None:
         for key, neutral in MEANINGFUL_KEYS.items():
             full = f"{self.architecture.name}.{key}"
-            if not self.metadata.has(full):
+            if key in self.architecture.understood or not self.metadata.has(full):
                 continue
             value = self.metadata.values[full]
             if not isinstance(value, bool | int | float | str) or value not in neutral:
@@ -334,22 +283,23 @@ class ArchitectureReader:
             CheckpointError: a tensor is missing, has another shape than the configuration gives,
                 or is not known.
         """
+        architecture = self.architecture
         mapped: dict[str, MappedTensor] = {}
         used: set[str] = set(ROPE_TENSORS)
-        dims = self._dimensions(config)
-        layers = range(config["num_hidden_layers"])
-        rules = [("", "", rule) for rule in GLOBAL_RULES] + [
+        dims = architecture.dimensions(config)
+        rules = [("", "", rule) for rule in architecture.global_rules] + [
             (f"blk.{layer}.", f"model.layers.{layer}.", rule)
-            for layer in layers
-            for rule in self.architecture.layer_rules
+            for layer in range(config["num_hidden_layers"])
+            for rule in architecture.rules_of(config, layer)
         ]
         for source_prefix, target_prefix, rule in rules:
-            source = source_prefix + rule.source
-            tensor = self.tensors.get(source)
-            if tensor is None:
+            names = [source_prefix + name for name in (rule.source, *rule.other_sources)]
+            source = next((name for name in names if name in self.tensors), None)
+            if source is None:
                 if rule.required:
-                    self.fail("missing; the file is incomplete", source)
+                    self.fail("missing; the file is incomplete", names[0])
                 continue
+            tensor = self.tensors[source]
             shape = tuple(dims[dim] for dim in rule.dims)
             if tensor.shape != shape:
                 self.fail(
@@ -357,26 +307,11 @@ class ArchitectureReader:
                     source,
                 )
             used.add(source)
-            heads = config[rule.heads] if rule.heads and self.architecture.permutes else 0
+            heads = config[rule.heads] if rule.heads and architecture.permutes else 0
             target = target_prefix + rule.target
             mapped[target] = MappedTensor(target, tensor, heads)
         self._refuse_unknown(set(self.tensors) - used)
         return mapped
-
-    @staticmethod
-    def _dimensions(config: dict[str, Any]) -> dict[str, int]:
-        head, heads = config["head_dim"], config["num_attention_heads"]
-        kv = head * config["num_key_value_heads"]
-        return {
-            "vocab": config["vocab_size"],
-            "hidden": config["hidden_size"],
-            "ffn": config["intermediate_size"],
-            "gate_up": 2 * config["intermediate_size"],
-            "head": head,
-            "q": head * heads,
-            "kv": kv,
-            "qkv": head * heads + 2 * kv,
-        }
 
     def _refuse_unknown(self, names: set[str]) -> None:
         # Old converters stored RoPE's frequencies for each layer; they follow from the base.

@@ -14,7 +14,7 @@ from bessemer.importer.checkpoint.base import Checkpoint, TensorInfo
 from bessemer.importer.checkpoint.files import damaged
 from bessemer.importer.checkpoint.gguf_architectures import ArchitectureReader, MappedTensor
 from bessemer.importer.checkpoint.gguf_file import GGUFFile, GGUFMetadata, GGUFTensor
-from bessemer.quantize import FLOAT_FORMATS, decode_blocks, storage_format
+from bessemer.quantize import FLOAT_FORMATS, INTEGER_FORMATS, decode_blocks, storage_format
 
 SPLIT_NAME = re.compile(r"(?P<stem>.+)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf")
 
@@ -142,7 +142,8 @@ class GGUFCheckpoint(Checkpoint):
 
     @property
     def is_quantised(self) -> bool:
-        return any(mapped.tensor.dtype not in FLOAT_FORMATS for mapped in self._tensors.values())
+        plain = FLOAT_FORMATS | INTEGER_FORMATS.keys()
+        return any(mapped.tensor.dtype not in plain for mapped in self._tensors.values())
 
     def has_tokenizer(self) -> bool:
         return gguf_tokenizer.has_tokenizer(self._metadata)

@@ -63,6 +63,8 @@ TENSOR_TYPES = {
     12: "q4_k",
     13: "q5_k",
     14: "q6_k",
+    26: "i32",
+    27: "i64",
     30: "bf16",
 }
 """Tensor types that can be decoded, by id."""
@@ -80,8 +82,6 @@ UNREADABLE_TENSOR_TYPES = {
     23: "iq4_xs",
     24: "i8",
     25: "i16",
-    26: "i32",
-    27: "i64",
     28: "f64",
     29: "iq1_m",
     34: "tq1_0",

@@ -12,7 +12,7 @@ from bessemer.importer.checkpoint import hf_tokenizer
 from bessemer.importer.checkpoint.base import Checkpoint, TensorInfo
 from bessemer.importer.checkpoint.files import damaged, read_json
 from bessemer.importer.checkpoint.safetensors_file import SafetensorsEntry, SafetensorsFile
-from bessemer.quantize import FLOAT_FORMATS, decode_blocks, storage_format
+from bessemer.quantize import FLOAT_FORMATS, INTEGER_FORMATS, decode_blocks, storage_format
 
 INDEX_NAME = "model.safetensors.index.json"
 WEIGHTS_NAME = "model.safetensors"
@@ -125,14 +125,16 @@ class HuggingFaceCheckpoint(Checkpoint):
 
     def read(self, name: str) -> npt.NDArray[np.float32]:
         shard, entry = self._entry(name)
-        fmt = storage_format(self._float_format(name))
+        fmt = storage_format(self._readable_format(name))
         values = decode_blocks(fmt, shard.view(entry.start, entry.nbytes), entry.shape)
         shard.drop_pages(entry.start, entry.nbytes)
         return values
 
     def read_stored(self, name: str) -> npt.NDArray[Any]:
         shard, entry = self._entry(name)
-        layout = storage_format(self._float_format(name)).layout
+        if entry.dtype.lower() in INTEGER_FORMATS:
+            return self.read(name)
+        layout = storage_format(self._readable_format(name)).layout
         # np.empty aligns; the file's bytes need not be aligned to their dtype.
         values = np.empty(entry.shape, dtype=layout)
         raw = shard.view(entry.start, entry.nbytes)
@@ -140,13 +142,14 @@ class HuggingFaceCheckpoint(Checkpoint):
         shard.drop_pages(entry.start, entry.nbytes)
         return values
 
-    def _float_format(self, name: str) -> str:
+    def _readable_format(self, name: str) -> str:
         shard, entry = self._entry(name)
         dtype = entry.dtype.lower()
-        if dtype not in FLOAT_FORMATS:
+        if dtype not in FLOAT_FORMATS and dtype not in INTEGER_FORMATS:
             raise damaged(
                 shard.path,
-                f"stored as {entry.dtype}; weights are read from F32, F16 and BF16",
+                f"stored as {entry.dtype}; weights are read from F32, F16 and BF16, tables from "
+                "I32 and I64",
                 name,
             )
         return dtype

@@ -59,6 +59,14 @@ _O200K = PreTokenizer((_o200k(r"\p{N}{1,3}", f"{_CONTRACTION}?"),))
 _DEEPSEEK_CODER = PreTokenizer(
     (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-\ud7ff]+", r"\p{N}")
 )
+_DEEPSEEK_V3 = PreTokenizer(
+    (
+        r"\p{N}{1,3}",
+        "[一-龥぀-ゟ゠-ヿ]+",
+        r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+        r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    )
+)
 _DEFAULT = PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"))
 
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {
@@ -90,5 +98,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "tekken": _TEKKEN,
     "gpt-4o": _O200K,
     "deepseek-coder": _DEEPSEEK_CODER,
+    "deepseek-v3": _DEEPSEEK_V3,
+    "joyai-llm": _DEEPSEEK_V3,
 }
 """The known values of ``tokenizer.ggml.pre``."""

@@ -1,0 +1,45 @@
+"""Definitions of architectures that transformers' own models can't be exported from.
+
+A definition is a torch module `(ids, positions) -> logits`, both inputs i64[1, T], with the names
+of transformers' parameters. What keeps state is an op of `bessemer.importer.definition_ops`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+# The model types that are imported through a definition.
+DEFINED = ("deepseek_v4",)
+
+
+@dataclass(frozen=True)
+class DefinitionOptions:
+    """low_precision: round caches and index keys as the model was trained with.  steering: let
+    sessions steer the output of every attention and feed-forward sublayer.
+    """
+
+    low_precision: bool = False
+    steering: bool = False
+
+
+def define(config: Any, options: DefinitionOptions) -> torch.nn.Module:
+    """The definition of a transformers config, its parameters on the current torch device.
+
+    Raises UnsupportedError for values that the definition doesn't know.
+    """
+    from bessemer.models.deepseek_v4 import DeepseekV4
+
+    return {"deepseek_v4": DeepseekV4}[config.model_type](config, options)
+
+
+def published_names(model_type: str) -> Callable[[str], str]:
+    """Gives a parameter's name (or the start of one) in checkpoints that use names of their own."""
+    from bessemer.models.deepseek_v4_files import published_name
+
+    return {"deepseek_v4": published_name}[model_type]
