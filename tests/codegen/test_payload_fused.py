@@ -42,7 +42,28 @@ def _ropes() -> list[Case]:
             tables = tensor("cos", T, half), tensor("sin", T, half)
             rope = emit("rope", x, *tables, style=style)
             cases.append(Case(f"rope_{style}_{width}", [rope]))
+        x = tensor("x", T, 2, 13)
+        tables = tensor("cos", T, 3), tensor("sin", T, 3)
+        for offset in (4, 7):
+            rope = emit("rope", x, *tables, style=style, offset=offset)
+            cases.append(Case(f"rope_{style}_from_{offset}", [rope]))
     return cases
+
+
+def _streams() -> list[Case]:
+    x, y = tensor("x", T, 4, WIDTH), tensor("y", T, WIDTH)
+    post, comb = tensor("post", T, 4), tensor("comb", T, 4, 4)
+    positive = emit("exp", comb)
+    x64 = tensor("x", T, 3, 76)
+    return [
+        Case("sinkhorn", [emit("sinkhorn", positive, iterations=3, eps=1e-6)]),
+        Case("collapse_streams", [emit("collapse_streams", x, post)]),
+        Case("mix_streams", [emit("mix_streams", x, y, post, comb)]),
+        Case("hadamard", [emit("hadamard", tensor("x", T, 16))]),
+        Case("e4m3", [emit("round_trip", x64, format="e4m3", block=32, begin=8, end=72)]),
+        Case("e2m1", [emit("round_trip", y, format="e2m1", block=19, begin=0, end=19)]),
+        Case("e2m1_none", [emit("round_trip", y, format="e2m1", block=19, begin=3, end=3)]),
+    ]
 
 
 def _pieces() -> list[Case]:
@@ -78,7 +99,7 @@ def _f32(x: Value) -> Value:
     return emit("cast", x, dtype=DType.F32)
 
 
-CASES = _norms() + _ropes() + _pieces()
+CASES = _norms() + _ropes() + _streams() + _pieces()
 
 
 @pytest.fixture(scope="module")

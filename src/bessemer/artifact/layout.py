@@ -6,7 +6,9 @@ that both read one definition. Nothing here imports torch or MLIR.
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -22,8 +24,14 @@ ALIGN = 64
 PAGE = 4096
 
 STATE_MAGIC = 0x314D5342  # "BSM1"
-HEADER_WORDS = 8  # magic, version, slot bytes, layers, named states, capacity, chunk, 0
-LAYER_WORDS = 4  # k offset, v offset (bytes from the slot's base), ring rows, 0
+HEADER_WORDS = 8  # magic, version, slot bytes, entries, named states, capacity, chunk, 0
+# Words of an entry: two offsets (bytes from the slot's base) and two numbers of rows. Of a KVLayer:
+# keys, values, ring rows, 0. Of a SharedLayer: rows, 0, ring rows, 0. Of a CompressedStream:
+# pending rows, compressed rows, how many of the first, how many of the second.
+LAYER_WORDS = 4
+
+# What compressed rows are for: keys and values of the attention, or keys of the index over these.
+STREAMS = ("kv", "index")
 
 # Depth of a q8_0 block: as in GGUF, 32 weights of a row share one f16 scale.
 Q8_DEPTH = 32
@@ -108,12 +116,63 @@ class KVLayer:
 
 
 @dataclass(frozen=True)
+class SharedLayer:
+    """The window of a layer of one KV head whose keys are its values: one row for each position.
+
+    width: of a row.  window: positions that a query sees, itself among them.
+    """
+
+    layer: int
+    width: int
+    window: int
+
+
+@dataclass(frozen=True)
+class CompressedStream:
+    """Rows that stand for `rate` positions each, and what they are pooled from.
+
+    stream: one of STREAMS.
+    width: of a compressed row.  overlap: a row is pooled from its own positions and those of the
+    row before; a projected row then holds a part for each of the two, side by side.
+    """
+
+    layer: int
+    stream: str
+    width: int
+    rate: int
+    overlap: bool
+
+    @property
+    def projected(self) -> int:
+        """Width of the projected rows, of which compressed rows are pooled."""
+        return 2 * self.width if self.overlap else self.width
+
+    @property
+    def reach(self) -> int:
+        """Positions that a compressed row is pooled from, the last of its own at the end."""
+        return 2 * self.rate if self.overlap else self.rate
+
+    def first_needed(self, position: int) -> int:
+        """The first position whose projected row the next compressed row needs, when the tokens
+        below `position` have been seen.
+        """
+        return max(0, position // self.rate * self.rate + self.rate - self.reach)
+
+
+Entry = KVLayer | SharedLayer | CompressedStream
+
+
+@dataclass(frozen=True)
 class NamedState:
-    """A mutated buffer of a model: zeros at the start."""
+    """A buffer of a model, zeros at the start.
+
+    given: the model only reads it; what it holds is the caller's to say, and no step changes it.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
+    given: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -127,6 +186,11 @@ class StateLayout:
     Keys of a layer are [kv_heads][rows/32][key_width][32], values [kv_heads][rows][value_width].
     Position p of the sequence is row p % rows: full layers have rows >= capacity and never wrap,
     windowed layers keep a ring that holds the window and a chunk.
+
+    A shared layer keeps [rows][width] in such a ring, in the cache's element. A compressed stream
+    keeps a ring of projected rows, f32 [rows][2][projected]: the values and their gates, of a chunk
+    and of what a compressed row at its start is pooled from; and the compressed rows, never
+    dropped, in the cache's element: [rows][width] of "kv", [rows/32][width][32] of "index".
     """
 
     layers: tuple[KVLayer, ...]
@@ -135,8 +199,15 @@ class StateLayout:
     chunk: int
     slots: int = 1
     named: tuple[NamedState, ...] = field(default=())
+    shared: tuple[SharedLayer, ...] = field(default=())
+    streams: tuple[CompressedStream, ...] = field(default=())
 
-    def ring_rows(self, layer: KVLayer) -> int:
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """What the header describes, in its order."""
+        return (*self.layers, *self.shared, *self.streams)
+
+    def ring_rows(self, layer: KVLayer | SharedLayer) -> int:
         rows = self.capacity
         if layer.window:
             # A chunk's first row still sees window-1 rows before it; one more block, since a
@@ -144,28 +215,56 @@ class StateLayout:
             rows = min(rows, layer.window + self.chunk - 1 + KEY_BLOCK)
         return align(rows, KEY_BLOCK)
 
+    def pending_rows(self, stream: CompressedStream) -> int:
+        """Rows of a stream's ring of projected rows: at the first row of a chunk it still has all
+        that the compressed row which ends there is pooled from.
+        """
+        return min(self.capacity, self.chunk - 1 + stream.reach)
+
+    def compressed_rows(self, stream: CompressedStream) -> int:
+        """Compressed rows of a full context, in whole blocks."""
+        return align(max(1, self.capacity // stream.rate), KEY_BLOCK)
+
+    @property
+    def mutates(self) -> bool:
+        """Whether steps change buffers of the model's own, which can't be taken back."""
+        return any(not state.given for state in self.named)
+
     @property
     def header_words(self) -> int:
-        return HEADER_WORDS + LAYER_WORDS * len(self.layers) + len(self.named)
+        return HEADER_WORDS + LAYER_WORDS * len(self.entries) + len(self.named)
 
     @property
     def header_bytes(self) -> int:
         return align(8 * self.header_words, PAGE)
 
-    def _regions(self) -> tuple[list[tuple[int, int, int]], list[int], int]:
-        """(k offset, v offset, rows) per layer, offsets of named states, bytes of a slot."""
-        at, layers, named = 0, [], []
+    def region_bytes(self, entry: Entry) -> tuple[int, int]:
+        """Bytes behind the two offsets of an entry."""
         size = STORAGE_BYTES[self.kv_dtype]
-        for layer in self.layers:
-            rows = self.ring_rows(layer)
-            k = at
-            v = align(k + rows * layer.kv_heads * layer.key_width * size)
-            at = align(v + rows * layer.kv_heads * layer.value_width * size)
-            layers.append((k, v, rows))
+        if isinstance(entry, KVLayer):
+            rows = self.ring_rows(entry) * entry.kv_heads * size
+            return rows * entry.key_width, rows * entry.value_width
+        if isinstance(entry, SharedLayer):
+            return self.ring_rows(entry) * entry.width * size, 0
+        pending = self.pending_rows(entry) * 2 * entry.projected * STORAGE_BYTES["f32"]
+        return pending, self.compressed_rows(entry) * entry.width * size
+
+    def _regions(self) -> tuple[list[tuple[int, int, int, int]], list[int], int]:
+        """The words of each entry, offsets of named states, bytes of a slot."""
+        at, entries, named = 0, [], []
+        for entry in self.entries:
+            first, second = self.region_bytes(entry)
+            other = align(at + first)
+            if isinstance(entry, CompressedStream):
+                rows = (self.pending_rows(entry), self.compressed_rows(entry))
+            else:
+                rows = (self.ring_rows(entry), 0)
+            entries.append((at, other, *rows))
+            at = align(other + second)
         for state in self.named:
             named.append(at)
             at = align(at + state.nbytes)
-        return layers, named, align(at, PAGE)
+        return entries, named, align(at, PAGE)
 
     @property
     def nbytes(self) -> int:
@@ -174,13 +273,13 @@ class StateLayout:
 
     def header(self) -> np.ndarray:
         """The header words, int64[header_words]. Slot s begins at header_bytes + s * slot bytes;
-        layer entry i (in the order of `layers`) is at HEADER_WORDS + LAYER_WORDS * i.
+        entry i (in the order of `entries`) is at HEADER_WORDS + LAYER_WORDS * i.
         """
-        layers, named, slot_bytes = self._regions()
-        words = [STATE_MAGIC, 1, slot_bytes, len(layers), len(named), self.capacity, self.chunk]
+        entries, named, slot_bytes = self._regions()
+        words = [STATE_MAGIC, 1, slot_bytes, len(entries), len(named), self.capacity, self.chunk]
         words.append(self.header_bytes)
-        for k, v, rows in layers:
-            words += [k, v, rows, 0]
+        for entry in entries:
+            words += entry
         return np.array([*words, *named], dtype=np.int64)
 
     def named_offsets(self) -> dict[str, int]:
@@ -189,17 +288,29 @@ class StateLayout:
         return {s.name: self.header_bytes + o for s, o in zip(self.named, offsets, strict=True)}
 
     def kv_bytes_per_token(self) -> int:
+        """Bytes that a token adds: its keys and values, and its share of compressed rows (rounded
+        up over all layers). The rings of shared layers and of projected rows don't grow.
+        """
         size = STORAGE_BYTES[self.kv_dtype]
-        return sum(x.kv_heads * (x.key_width + x.value_width) * size for x in self.layers)
+        whole = sum(x.kv_heads * (x.key_width + x.value_width) * size for x in self.layers)
+        shares = sum((Fraction(x.width * size, x.rate) for x in self.streams), Fraction())
+        return whole + math.ceil(shares)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> StateLayout:
-        named = tuple(NamedState(n["name"], n["dtype"], tuple(n["shape"])) for n in data["named"])
-        layers = tuple(KVLayer(**layer) for layer in data["layers"])
-        return cls(**{**data, "layers": layers, "named": named})
+        named = tuple(
+            NamedState(n["name"], n["dtype"], tuple(n["shape"]), n["given"]) for n in data["named"]
+        )
+        tables: dict[str, type] = {
+            "layers": KVLayer,
+            "shared": SharedLayer,
+            "streams": CompressedStream,
+        }
+        found = {key: tuple(kind(**x) for x in data[key]) for key, kind in tables.items()}
+        return cls(**{**data, **found, "named": named})
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bessemer.artifact.layout import STORAGE_BYTES, ScratchLayout, StateLayout, StoredWeight, align
+from bessemer.artifact.layout import (
+    STORAGE_BYTES,
+    STREAMS,
+    ScratchLayout,
+    StateLayout,
+    StoredWeight,
+    align,
+)
 from bessemer.errors import ArtifactError
 
 MANIFEST_FILE = "manifest.json"
@@ -25,7 +32,7 @@ WEIGHTS_FILE = "weights.bin"
 
 FORMAT_NAME = "bessemer-artifact"
 # Raised whenever an older reader would misread what a newer writer wrote.
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 ENTRY_POINTS = ("forward_prefill", "forward_decode")
 
@@ -348,7 +355,12 @@ def abi_hash(
     """SHA-256 over all that code and runtime must agree on: the call, the places of weights,
     state and scratch, and the widths of what comes back.
     """
+    for ring in state.shared:
+        numbers += [ring.width, ring.window]
+    for stream in state.streams:
+        numbers += [stream.width, stream.rate]
     parts = {
+    good &= all(type(x.overlap) is bool and x.stream in STREAMS for x in state.streams)
         "abi": ABI,
         "weights": [{**w.to_json(), "shape": list(w.shape)} for w in weights],
         "state": state.to_json(),

@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from bessemer.artifact.layout import (
+    STREAMS,
+    CompressedStream,
     KVLayer,
     NamedState,
     ScratchLayout,
+    SharedLayer,
     StateLayout,
     StoredWeight,
     align,
@@ -17,7 +20,7 @@ from bessemer.artifact.work import Work
 from bessemer.codegen import kernels as _kernels  # noqa: F401  (registers them)
 from bessemer.codegen.barriers import place_barriers, verify_barriers
 from bessemer.codegen.group import KERNELS, CodegenTarget, GroupSpec, emit_group
-from bessemer.codegen.hot import PANEL_OPERAND, is_attention, is_hot
+from bessemer.codegen.hot import PANEL_OPERAND, is_hot, is_stateful
 from bessemer.codegen.main_graph import PlannedCall, emit_main_graph, plan_calls
 from bessemer.codegen.memory import ArenaPlan, plan_arena
 from bessemer.codegen.payload import emit_generic_group, emit_payload
@@ -82,7 +85,7 @@ def generate(prefill: Graph, decode: Graph, options: GenerateOptions) -> Generat
     weights, expressions = _weights(list(graphs.values()), options)
     state = _state_layout(prefill, options)
     generic = options.schedule == "generic"
-    hot = is_attention if generic else is_hot
+    hot = is_stateful if generic else is_hot
     modules: dict[str, str] = {}
     payloads: dict[str, str] = {}
     thread_bytes = 0
@@ -163,22 +166,38 @@ def _weights(
 def _state_layout(graph: Graph, options: GenerateOptions) -> StateLayout:
     """KV layers of the attention ops in layer order, and the model's own mutated buffers."""
     layers: list[KVLayer] = []
+    shared: list[SharedLayer] = []
+    streams: list[CompressedStream] = []
     named: dict[str, NamedState] = {}
+
+    def numbers(*sizes: object) -> list[int]:
+        return [int(str(n)) for n in sizes]
+
     for node in graph.nodes():
+        a = node.attrs
         if node.op == "flash_attention":
             k, v = node.inputs[1].shape, node.inputs[2].shape
-            numbers = [node.attrs["layer"], k[-2], k[-1], v[-1], node.attrs["window"]]
-            layers.append(KVLayer(*(int(str(n)) for n in numbers)))
+            layers.append(KVLayer(*numbers(a["layer"], k[-2], k[-1], v[-1], a["window"])))
+        if node.op == "compressed_attention":
+            width = node.inputs[1].shape[-1]
+            shared.append(SharedLayer(*numbers(a["layer"], width, a["window"])))
+        if node.op == "block_compress":
+            layer, width, rate = numbers(a["layer"], node.inputs[3].shape[-1], a["rate"])
+            stream, overlap = str(a["stream"]), bool(a["overlap"])
+            streams.append(CompressedStream(layer, stream, width, rate, overlap))
         if node.op == "state":
-            name, type_ = str(node.attrs["name"]), node.types[0]
-            shape = tuple(int(str(s)) for s in type_.shape)
-            named.setdefault(name, NamedState(name, str(type_.dtype), shape))
+            name, type_ = str(a["name"]), node.types[0]
+            shape = tuple(numbers(*type_.shape))
+            given = name not in graph.updates
+            named.setdefault(name, NamedState(name, str(type_.dtype), shape, given))
     return StateLayout(
         tuple(sorted(layers, key=lambda layer: layer.layer)),
         options.kv,
         options.context,
         options.target.chunk,
         named=tuple(named.values()),
+        shared=tuple(sorted(shared, key=lambda layer: layer.layer)),
+        streams=tuple(sorted(streams, key=lambda s: (s.layer, STREAMS.index(s.stream)))),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bessemer.artifact.layout import Q8_DEPTH
+from bessemer.codegen import hot_compressed
 from bessemer.codegen.kernels import attention_decode, integer_rows
 from bessemer.codegen.program import EXPANDERS, Planner, expands
 from bessemer.codegen.views import View
@@ -26,6 +27,8 @@ def is_hot(node: Node) -> bool:
     rows = node.types[0].shape[0]
     if any(isinstance(s, Dim) for v in node.inputs for s in v.shape[1:]):
         return False
+    if node.op in hot_compressed.ROW_BY_ROW:
+        return hot_compressed.is_hot(node)
     if node.op in ("linear", "glu_linear"):
         return node.inputs[0].type.rank == 2
     if node.op in ("rms_norm", "layer_norm"):
@@ -37,9 +40,9 @@ def is_hot(node: Node) -> bool:
     return True
 
 
-def is_attention(node: Node) -> bool:
+def is_stateful(node: Node) -> bool:
     """What is a group of its own in a generic schedule, too: it reads and writes the KV cache."""
-    return node.op in ("flash_attention", "gqa_decode_attention")
+    return node.op in ("flash_attention", "gqa_decode_attention", *hot_compressed.STATEFUL)
 
 
 def _label(node: Node) -> str:
@@ -109,7 +112,7 @@ def _embedding(planner: Planner, node: Node) -> None:
 @expands("rope")
 def _rope(planner: Planner, node: Node) -> None:
     accesses = [*_inputs(planner, node.inputs), (planner.write(node.out), "out")]
-    planner.call("rope", accesses, label=_label(node), attrs=_attrs(node, "style"))
+    planner.call("rope", accesses, label=_label(node), attrs=_attrs(node, "style", "offset"))
 
 
 @expands("select_rows")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from bessemer.artifact.layout import StateLayout, StoredWeight
+from bessemer.artifact.layout import CompressedStream, StateLayout, StoredWeight
 from bessemer.codegen.clusters import Item, Partition, partition
 from bessemer.codegen.group import KERNELS, CodegenTarget, GroupSpec, Operand
 from bessemer.codegen.payload import PayloadSpec, emit_payload, row_wise
@@ -163,9 +163,15 @@ class Planner:
         shape = (Dim.sym("state"),)
         return View(Buffer("state", "i8", shape, "session"), 0, shape, (1,))
 
-    def entry(self, layer: int) -> int:
-        """Index of a layer's entry in the state header."""
-        return self._entries[layer]
+    def entry(self, layer: int, stream: str = "") -> int:
+        """Index in the state header of a layer's own entry, or of one of its compressed streams."""
+        return self._entries[layer, stream]
+
+    def compressed_rows(self, entry: int) -> int:
+        """Rows that the compressed stream of an entry has room for."""
+        stream = self.state.entries[entry]
+        assert isinstance(stream, CompressedStream)
+        return self.state.compressed_rows(stream)
 
     def last_use(self, value: Value, by: Node) -> bool:
         """Whether `by` is the only user of a value that is no output of the graph."""

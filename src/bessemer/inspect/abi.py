@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from bessemer.artifact.layout import HEADER_WORDS, LAYER_WORDS, StateLayout
+from bessemer.artifact.layout import (
+    HEADER_WORDS,
+    LAYER_WORDS,
+    CompressedStream,
+    KVLayer,
+    SharedLayer,
+    StateLayout,
+)
 from bessemer.artifact.manifest import ABI, ENTRY_POINTS, HEADER_FILE
 from bessemer.inspect.page import Page, columns, facts, heading
 from bessemer.inspect.subject import Subject
@@ -14,13 +21,22 @@ _HEADER_NAMES = (
     "magic",
     "version",
     "slot bytes",
-    "layers",
+    "entries",
     "named states",
     "capacity",
     "chunk",
     "header bytes",
 )
-_LAYER_NAMES = ("key offset", "value offset", "ring rows", "reserved")
+_ENTRY_NAMES = {
+    KVLayer: ("key offset", "value offset", "ring rows", "reserved"),
+    SharedLayer: ("row offset", "reserved", "ring rows", "reserved"),
+    CompressedStream: (
+        "projected offset",
+        "compressed offset",
+        "projected rows",
+        "compressed rows",
+    ),
+}
 
 
 def abi(subject: Subject) -> Page:
@@ -64,11 +80,14 @@ def header_words(state: StateLayout) -> list[tuple[int, str, int]]:
     """Index, meaning and value of each word that a session writes at the start of its state."""
     values = [int(w) for w in state.header()]
     names = list(_HEADER_NAMES)
-    for layer in state.layers:
-        names += [f"layer {layer.layer}: {name}" for name in _LAYER_NAMES]
+    for entry in state.entries:
+        what = f"layer {entry.layer}"
+        if isinstance(entry, CompressedStream):
+            what += f", {entry.stream}"
+        names += [f"{what}: {name}" for name in _ENTRY_NAMES[type(entry)]]
     names += [f"{named.name}: offset" for named in state.named]
     assert len(_HEADER_NAMES) == HEADER_WORDS
-    assert len(_LAYER_NAMES) == LAYER_WORDS
+    assert all(len(words) == LAYER_WORDS for words in _ENTRY_NAMES.values())
     return [(i, n, v) for i, (n, v) in enumerate(zip(names, values, strict=True))]
 
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
-from bessemer.artifact.layout import KVLayer, ScratchLayout, StateLayout
+from bessemer.artifact.layout import (
+    CompressedStream,
+    KVLayer,
+    ScratchLayout,
+    SharedLayer,
+    StateLayout,
+)
 from bessemer.codegen.generate import EntryPlan
 from bessemer.codegen.memory import Lifetime
 from bessemer.errors import BessemerError
@@ -112,12 +119,10 @@ def _state_text(state: StateLayout) -> str:
         ("KV per token", f"{state.kv_bytes_per_token():,} bytes"),
         ("in all", f"{state.nbytes:,} bytes ({size_text(state.nbytes)})"),
     ]
-    rows: list[list[object]] = [["layers", "KV heads", "key", "value", "window", "rows kept"]]
-    for layers, layer in _alike(state):
-        window = layer.window or "full"
-        kept = state.ring_rows(layer)
-        rows.append([layers, layer.kv_heads, layer.key_width, layer.value_width, window, kept])
-    text = facts(pairs) + "\n" + columns(rows, right=(1, 2, 3, 4, 5))
+    text = facts(pairs)
+    for table in (_kv_layers(state), _shared_layers(state), _streams(state)):
+        if len(table) > 1:
+            text += "\n" + columns(table, right=tuple(range(1, len(table[0]))))
     if state.named:
         named: list[list[object]] = [["state", "dtype", "shape", "bytes"]]
         named += [[n.name, n.dtype, "x".join(map(str, n.shape)), n.nbytes] for n in state.named]
@@ -125,15 +130,63 @@ def _state_text(state: StateLayout) -> str:
     return text
 
 
-def _alike(state: StateLayout) -> list[tuple[str, KVLayer]]:
-    """Runs of layers with the same cache, as "0-29"."""
-    runs: list[list[KVLayer]] = []
-    for layer in state.layers:
-        if runs and replace(runs[-1][-1], layer=layer.layer) == layer:
-            runs[-1].append(layer)
+def _kv_layers(state: StateLayout) -> list[list[object]]:
+    rows: list[list[object]] = [["layers", "KV heads", "key", "value", "window", "rows kept"]]
+    for layers, layer in _alike(state.layers):
+        window = layer.window or "full"
+        kept = state.ring_rows(layer)
+        rows.append([layers, layer.kv_heads, layer.key_width, layer.value_width, window, kept])
+    return rows
+
+
+def _shared_layers(state: StateLayout) -> list[list[object]]:
+    """Layers whose keys are their values: they keep a window of positions."""
+    rows: list[list[object]] = [["layers, keys = values", "width", "window", "rows kept", "bytes"]]
+    for layers, layer in _alike(state.shared):
+        held = sum(state.region_bytes(layer))
+        rows.append([layers, layer.width, layer.window, state.ring_rows(layer), held])
+    return rows
+
+
+def _streams(state: StateLayout) -> list[list[object]]:
+    """Compressed rows, and the ring of projected rows that they are pooled from; bytes of one
+    layer.
+    """
+    head = ["compressed", "width", "positions a row", "rows", "bytes", "rows pending", "bytes"]
+    rows: list[list[object]] = [list(head)]
+    for stream in sorted({s.stream for s in state.streams}, reverse=True):
+        alike = _alike([s for s in state.streams if s.stream == stream])
+        for layers, one in alike:
+            pending, held = state.region_bytes(one)
+            numbers = [one.width, one.rate, state.compressed_rows(one), held]
+            rows.append([f"{stream} {layers}", *numbers, state.pending_rows(one), pending])
+    return rows
+
+
+E = TypeVar("E", KVLayer, SharedLayer, CompressedStream)
+
+
+def _alike(entries: Sequence[E]) -> list[tuple[str, E]]:
+    """Entries that differ in their layer alone, with the layers' numbers as "0-29" or "0, 2, 4"."""
+    runs: list[list[E]] = []
+    for entry in entries:
+        same = [r for r in runs if replace(r[0], layer=entry.layer) == entry]
+        if same:
+            same[0].append(entry)
         else:
-            runs.append([layer])
-    return [(f"{r[0].layer}-{r[-1].layer}" if len(r) > 1 else str(r[0].layer), r[0]) for r in runs]
+            runs.append([entry])
+    return [(_numbers([entry.layer for entry in run]), run[0]) for run in runs]
+
+
+def _numbers(layers: Sequence[int]) -> str:
+    """Sorted numbers, ranges of neighbours as "a-b"."""
+    parts: list[list[int]] = []
+    for layer in layers:
+        if parts and parts[-1][-1] + 1 == layer:
+            parts[-1].append(layer)
+        else:
+            parts.append([layer])
+    return ", ".join(f"{p[0]}-{p[-1]}" if len(p) > 1 else str(p[0]) for p in parts)
 
 
 def _totals(state: StateLayout, scratch: ScratchLayout, weight_bytes: int) -> str:

@@ -98,7 +98,8 @@ def _memory(subject: Subject) -> list[tuple[str, Any]]:
         ("weights", f"{len(table)} tensors, {count:,} parameters, {size_text(nbytes)} as {dtypes}"),
         (
             "state",
-            f"{state.capacity} tokens, {len(state.layers)} layers of {state.kv_dtype} KV, "
+            f"{state.capacity} tokens, {len(state.layers) + len(state.shared)} layers of "
+            f"{state.kv_dtype} KV, "
             f"{state.kv_bytes_per_token():,} bytes a token, {size_text(state.nbytes)}",
         ),
         (

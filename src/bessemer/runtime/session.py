@@ -18,7 +18,7 @@ from bessemer.runtime.engine import Engine
 from bessemer.runtime.interrupt import StepCancelled, call_interruptibly
 from bessemer.runtime.library import STATUS_OK, Context, Memref1, Memref2
 from bessemer.runtime.memory import allocate
-from bessemer.runtime.state import Held, filled, named_states, usable
+from bessemer.runtime.state import Held, filled, mutated_states, usable
 from bessemer.runtime.token_ids import checked_ids
 
 F32Array = npt.NDArray[np.float32]
@@ -161,10 +161,10 @@ class Session:
         """
         held = self._held
         if start == 0:
-            for buffer in named_states(self._layout, self._state):
+            for buffer in mutated_states(self._layout, self._state):
                 buffer.fill(0)
         high_water = max(held.high_water, end) if start else end
-        valid = 0 if self._layout.named else min(start, held.position)
+        valid = 0 if self._layout.mutates else min(start, held.position)
         self._held = Held(held.position, valid, high_water, regime)
         self._context.sequence_length = end
         return high_water

@@ -15,6 +15,9 @@ from bessemer.artifact.layout import (
     KEY_BLOCK,
     LAYER_WORDS,
     STORAGE_BYTES,
+    CompressedStream,
+    KVLayer,
+    SharedLayer,
     StateLayout,
 )
 
@@ -46,11 +49,16 @@ def usable(layout: StateLayout, held: Held, count: int, regime: int) -> int:
     keep = min(held.valid, count)
     if held.regime != regime or not keep:
         return 0
-    if layout.named and keep != held.high_water:
+    if layout.mutates and keep != held.high_water:
         return 0
-    for layer in layout.layers:
+    windows: tuple[KVLayer | SharedLayer, ...] = (*layout.layers, *layout.shared)
+    for layer in windows:
         lost = held.high_water - layout.ring_rows(layer)
         if layer.window and lost > max(0, keep - layer.window + 1):
+            return 0
+    for stream in layout.streams:
+        needed = stream.first_needed(keep)
+        if needed < keep and held.high_water - layout.pending_rows(stream) > needed:
             return 0
     return keep
 
@@ -63,24 +71,58 @@ def filled(layout: StateLayout, memory: Bytes, high_water: int) -> Iterator[Byte
     """
     words = memory[: 8 * layout.header_words].view(np.int64)
     base = layout.header_bytes
-    size = STORAGE_BYTES[layout.kv_dtype]
-    for index, layer in enumerate(layout.layers):
+    for index, entry in enumerate(layout.entries):
         at = HEADER_WORDS + LAYER_WORDS * index
-        key_offset, value_offset, rows = (int(w) for w in words[at : at + 3])
-        count = min(rows, high_water)
-        block_bytes = layer.key_width * KEY_BLOCK * size
-        blocks = rows // KEY_BLOCK
-        keys = memory[base + key_offset :][: layer.kv_heads * blocks * block_bytes]
-        yield keys.reshape(layer.kv_heads, blocks, block_bytes)[:, : -(-count // KEY_BLOCK)]
-        row_bytes = layer.value_width * size
-        values = memory[base + value_offset :][: layer.kv_heads * rows * row_bytes]
-        yield values.reshape(layer.kv_heads, rows, row_bytes)[:, :count]
+        first, second, rows, more = (int(w) for w in words[at : at + LAYER_WORDS])
+        parts = (memory[base + first :], memory[base + second :])
+        if isinstance(entry, KVLayer):
+            yield from _filled_layer(layout, entry, parts, min(rows, high_water))
+        elif isinstance(entry, SharedLayer):
+            yield parts[0][: min(rows, high_water) * entry.width * STORAGE_BYTES[layout.kv_dtype]]
+        else:
+            pending = min(rows, high_water)
+            written = min(more, high_water // entry.rate)
+            yield from _filled_stream(layout, entry, parts, pending, written)
     yield from named_states(layout, memory)
 
 
+def _filled_layer(
+    layout: StateLayout, layer: KVLayer, parts: tuple[Bytes, Bytes], count: int
+) -> Iterator[Bytes]:
+    """The first `count` rows of a layer's keys, in whole blocks, and of its values."""
+    size, rows = STORAGE_BYTES[layout.kv_dtype], layout.ring_rows(layer)
+    block_bytes = layer.key_width * KEY_BLOCK * size
+    blocks = rows // KEY_BLOCK
+    keys = parts[0][: layer.kv_heads * blocks * block_bytes]
+    yield keys.reshape(layer.kv_heads, blocks, block_bytes)[:, : -(-count // KEY_BLOCK)]
+    row_bytes = layer.value_width * size
+    values = parts[1][: layer.kv_heads * rows * row_bytes]
+    yield values.reshape(layer.kv_heads, rows, row_bytes)[:, :count]
+
+
+def _filled_stream(
+    layout: StateLayout,
+    stream: CompressedStream,
+    parts: tuple[Bytes, Bytes],
+    pending: int,
+    written: int,
+) -> Iterator[Bytes]:
+    """The first `pending` projected rows, and `written` compressed ones, in whole blocks."""
+    yield parts[0][: pending * 2 * stream.projected * STORAGE_BYTES["f32"]]
+    blocks = -(-written // KEY_BLOCK)
+    yield parts[1][: blocks * KEY_BLOCK * stream.width * STORAGE_BYTES[layout.kv_dtype]]
+
+
+def mutated_states(layout: StateLayout, memory: Bytes) -> Iterator[Bytes]:
+    """Views of the buffers that steps change."""
+    for state, buffer in zip(layout.named, named_states(layout, memory), strict=True):
+        if not state.given:
+            yield buffer
+
+
 def named_states(layout: StateLayout, memory: Bytes) -> Iterator[Bytes]:
-    """Views of the mutated buffers."""
+    """Views of the model's own buffers."""
     words = memory[: 8 * layout.header_words].view(np.int64)
-    offsets = words[HEADER_WORDS + LAYER_WORDS * len(layout.layers) :]
+    offsets = words[HEADER_WORDS + LAYER_WORDS * len(layout.entries) :]
     for state, offset in zip(layout.named, offsets, strict=True):
         yield memory[layout.header_bytes + int(offset) :][: state.nbytes]

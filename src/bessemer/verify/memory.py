@@ -18,7 +18,11 @@ from bessemer.artifact.layout import (
     LAYER_WORDS,
     STATE_MAGIC,
     STORAGE_BYTES,
+    CompressedStream,
+    Entry,
+    KVLayer,
     ScratchLayout,
+    SharedLayer,
     StateLayout,
     StoredWeight,
 )
@@ -67,17 +71,18 @@ def _state(state: StateLayout) -> Outcome:
     words = [int(w) for w in state.header()]
     if words[0] != STATE_MAGIC or len(words) != state.header_words:
         return False, "its header is not the one that compiled code reads"
-    slot_bytes, size = words[2], STORAGE_BYTES[state.kv_dtype]
+    slot_bytes = words[2]
     regions: list[tuple[int, int, str]] = []
-    for i, layer in enumerate(state.layers):
-        k, v, rows, _ = words[HEADER_WORDS + LAYER_WORDS * i :][:LAYER_WORDS]
-        needed = layer.window + state.chunk - 1 if layer.window else state.capacity
+    for i, entry in enumerate(state.entries):
+        first, second, rows, _ = words[HEADER_WORDS + LAYER_WORDS * i :][:LAYER_WORDS]
+        needed = _rows_needed(state, entry)
         if rows < min(needed, state.capacity):
-            return False, f"layer {layer.layer} keeps {rows} rows, and needs {needed}"
-        head = rows * layer.kv_heads * size
-        regions.append((k, k + head * layer.key_width, f"keys of layer {layer.layer}"))
-        regions.append((v, v + head * layer.value_width, f"values of layer {layer.layer}"))
-    named = words[HEADER_WORDS + LAYER_WORDS * len(state.layers) :]
+            return False, f"layer {entry.layer} keeps {rows} rows, and needs {needed}"
+        sizes = state.region_bytes(entry)
+        for start, nbytes, what in zip((first, second), sizes, _PARTS[type(entry)], strict=True):
+            if nbytes:
+                regions.append((start, start + nbytes, f"{what} of layer {entry.layer}"))
+    named = words[HEADER_WORDS + LAYER_WORDS * len(state.entries) :]
     regions += [(o, o + n.nbytes, n.name) for o, n in zip(named, state.named, strict=True)]
     end = 0
     for start, stop, name in sorted(regions):
@@ -86,6 +91,20 @@ def _state(state: StateLayout) -> Outcome:
         end = stop
     detail = f"{len(regions)} regions, {state.nbytes:,} bytes for {state.capacity} tokens"
     return True, f"{detail}, {state.kv_dtype} KV, {state.kv_bytes_per_token():,} bytes a token"
+
+
+_PARTS: dict[type, tuple[str, str]] = {
+    KVLayer: ("keys", "values"),
+    SharedLayer: ("rows", "rows"),
+    CompressedStream: ("projected rows", "compressed rows"),
+}
+
+
+def _rows_needed(state: StateLayout, entry: Entry) -> int:
+    """Rows of an entry's ring that a chunk needs at once."""
+    if isinstance(entry, CompressedStream):
+        return state.chunk - 1 + entry.reach
+    return entry.window + state.chunk - 1 if entry.window else state.capacity
 
 
 def _scratch(scratch: ScratchLayout) -> Outcome:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from bessemer.codegen.emit import Fn
+from bessemer.graph.ops.fused import CLAMPED
 
 
 class FloatOps:
@@ -64,10 +65,14 @@ def activate(o: FloatOps, name: str, x: str) -> str:
 
 
 def gate(o: FloatOps, name: str, alpha: float, limit: float, g: str, u: str) -> str:
-    """act(g) * u; "swiglu_clamped": (u + 1) * g * sigmoid(alpha * g), both clamped by limit."""
-    if name != "swiglu_clamped":
+    """act(g) * u. Both are clamped by `limit` first in "silu_clamped", silu(g) * u, and in
+    "swiglu_clamped", (u + 1) * g * sigmoid(alpha * g).
+    """
+    if name not in CLAMPED:
         return o("mulf", activate(o, name, g), u)
     g = o("minimumf", g, o.const(limit))
     u = o("maximumf", o("minimumf", u, o.const(limit)), o.const(-limit))
+    if name == "silu_clamped":
+        return o("mulf", silu(o, g), u)
     glu = o("mulf", g, sigmoid(o, o("mulf", g, o.const(alpha))))
     return o("mulf", o("addf", u, o.const(1.0)), glu)

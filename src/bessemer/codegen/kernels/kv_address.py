@@ -1,7 +1,6 @@
-"""Where keys and values lie: the one place that turns a slot and a layer into addresses.
+"""Where the keys and values of a layer lie.
 
-The state memory (`bessemer.artifact.layout.StateLayout`) begins with a header of int64 words. A
-layer's keys are [kv_heads][ring rows / 32][key width][32] and its values [kv_heads][ring rows]
+A layer's keys are [kv_heads][ring rows / 32][key width][32] and its values [kv_heads][ring rows]
 [value width]; position p of the sequence is ring row p % ring rows. Ring rows are a multiple of
 32, so the block of positions [32 b, 32 b + 32) is ring block b % (ring rows / 32), whole.
 """
@@ -11,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bessemer.artifact.layout import HEADER_WORDS, KEY_BLOCK, LAYER_WORDS
-from bessemer.codegen.emit import Fn, memref_type
+from bessemer.artifact.layout import KEY_BLOCK
+from bessemer.codegen.emit import Fn
+from bessemer.codegen.kernels.state_entry import (
+    FIRST_OFFSET,
+    FIRST_ROWS,
+    SECOND_OFFSET,
+    open_entry,
+)
 from bessemer.codegen.kernels.vectors import Array
-
-# Words of the header, and of a layer's entry in it.
-SLOT_BYTES, HEADER_BYTES = 2, 7
-KEY_OFFSET, VALUE_OFFSET, RING_ROWS = 0, 1, 2
 
 
 @dataclass(frozen=True)
@@ -64,30 +65,10 @@ def kv_cache(
 
     state: memref<?xi8>; slots: memref of i64; element: "f16" or "f32".
     """
-    first = f.offset(f.mul(entry, f.index(LAYER_WORDS)), HEADER_WORDS)
-    header = Array(
-        f.op(
-            f"memref.view {state}[{f.index(0)}][{f.offset(first, LAYER_WORDS)}] "
-            ": memref<?xi8> to memref<?xi64>",
-            "header",
-        ),
-        "memref<?xi64>",
-        "i64",
+    found = open_entry(f, state, slots, entry)
+    blocks = f.div(found.word(FIRST_ROWS), f.index(KEY_BLOCK))
+    keys = found.view(FIRST_OFFSET, (kv_heads, "?", key_width, KEY_BLOCK), element, blocks, "keys")
+    values = found.view(
+        SECOND_OFFSET, (kv_heads, "?", KEY_BLOCK, value_width), element, blocks, "values"
     )
-
-    def word(at: str) -> str:
-        return f.cast_index(header.load(f, at), "i64", "index")
-
-    slot = f.cast_index(slots.load(f, f.index(0)), "i64", "index")
-    base = f.add(word(f.index(HEADER_BYTES)), f.mul(slot, word(f.index(SLOT_BYTES))))
-    blocks = f.div(word(f.offset(first, RING_ROWS)), f.index(KEY_BLOCK))
-
-    def view(offset_word: int, widths: tuple[int, int], hint: str) -> Array:
-        at = f.add(base, word(f.offset(first, offset_word)))
-        type_ = memref_type((kv_heads, "?", *widths), element)
-        text = f"memref.view {state}[{at}][{blocks}] : memref<?xi8> to {type_}"
-        return Array(f.op(text, hint), type_, element)
-
-    keys = view(KEY_OFFSET, (key_width, KEY_BLOCK), "keys")
-    values = view(VALUE_OFFSET, (KEY_BLOCK, value_width), "values")
     return KVCache(keys, values, blocks)

@@ -1,10 +1,11 @@
 """Rotary position embedding of q or k.
 
 Operands: x[ROWS, H, D] (rows may be strided), cos[ROWS, half], sin[ROWS, half], out[ROWS, H, D],
-all f32. The first 2*half elements of each head are rotated, the rest are copied. `out` may be
+all f32. Of each head 2*half elements from `offset` are rotated, the rest are copied. `out` may be
 the very memory of x: both halves of a pair are read before either is written.
 
-Attribute style: "half" pairs element i with i + half, "interleaved" pairs 2i with 2i + 1.
+Attribute style: "half" pairs element i with i + half, "interleaved" pairs 2i with 2i + 1, counted
+from the offset.
 """
 
 from __future__ import annotations
@@ -18,15 +19,18 @@ def emit(f: Fn, spec: GroupSpec, target: CodegenTarget) -> None:
     x, cos, sin, out = (operand(spec, i) for i in range(4))
     heads, width = (int(n) for n in spec.operands[0].shape[1:])
     half = int(spec.operands[1].shape[1])
-    rotate = {"half": _rotate_half, "interleaved": _rotate_interleaved}[spec.attr("style")]
+    offset = spec.attr("offset")
+    rotate = {"half": _rotate_half, "interleaved": rotate_interleaved}[spec.attr("style")]
+    end = offset + 2 * half
     with f.loop("%begin", "%end") as row, f.loop(f.index(0), f.index(heads)) as head:
         place = (row.iv, head.iv)
         for at, lanes in columns(f, half, target.lanes):
             c, s = cos.vload(f, lanes, row.iv, at), sin.vload(f, lanes, row.iv, at)
-            rotate(f, x, out, place, at, lanes, (c, s), half)
-        for at, lanes in columns(f, width - 2 * half, target.lanes):
-            rest = f.offset(at, 2 * half)
-            out.vstore(f, x.vload(f, lanes, *place, rest), lanes, *place, rest)
+            rotate(f, x, out, place, at, lanes, (c, s), (offset, half))
+        for first, count in ((0, offset), (end, width - end)):
+            for at, lanes in columns(f, count, target.lanes):
+                rest = f.offset(at, first)
+                out.vstore(f, x.vload(f, lanes, *place, rest), lanes, *place, rest)
 
 
 def _rotated(f: Fn, a: str, b: str, turn: tuple[str, str], lanes: int) -> tuple[str, str]:
@@ -41,12 +45,14 @@ def _rotate_half(
     f: Fn,
     x: Array,
     out: Array,
-    place: tuple[str, str],
+    place: tuple[str, ...],
     at: str,
     lanes: int,
     turn: tuple[str, str],
-    half: int,
+    span: tuple[int, int],
 ) -> None:
+    first, half = span
+    at = f.offset(at, first)
     other = f.offset(at, half)
     a, b = x.vload(f, lanes, *place, at), x.vload(f, lanes, *place, other)
     low, high = _rotated(f, a, b, turn, lanes)
@@ -54,17 +60,18 @@ def _rotate_half(
     out.vstore(f, high, lanes, *place, other)
 
 
-def _rotate_interleaved(
+def rotate_interleaved(
     f: Fn,
     x: Array,
     out: Array,
-    place: tuple[str, str],
+    place: tuple[str, ...],
     at: str,
     lanes: int,
     turn: tuple[str, str],
-    half: int,
+    span: tuple[int, int],
 ) -> None:
-    first = f.mul(at, f.index(2))
+    """Pairs [at, at + lanes) of the elements from span[0] of x[place], by the factors `turn`."""
+    first = f.offset(f.mul(at, f.index(2)), span[0])
     both, single = vector_type(2 * lanes), vector_type(lanes)
     pairs = x.vload(f, 2 * lanes, *place, first)
     a, b = (

@@ -106,6 +106,35 @@ def horizontal(f: Fn, value: str, width: int, combine: Callable[[Fn, str, str, i
     return f.op(f"vector.extract {value}[0] : f32 from vector<1xf32>")
 
 
+def row_sums(f: Fn, values: Sequence[str], width: int) -> str:
+    """The sum over the lanes of each vector, all as one vector; their number is a power of two, at
+    most the width. Vectors are folded in pairs while there are several, so that lanes stay busy.
+    """
+    held, groups = list(values), 1  # a vector has the partial sums of `groups` of the values
+    while len(held) > 1:
+        half = width // groups // 2
+        pairs = zip(held[::2], held[1::2], strict=True)
+        held = [_folded(f, a, b, width, half) for a, b in pairs]
+        groups *= 2
+    (value,) = held
+    while width > groups:
+        half = width // groups // 2
+        value = _folded(f, value, None, width, half)
+        width //= 2
+    return value
+
+
+def _folded(f: Fn, a: str, b: str | None, width: int, half: int) -> str:
+    """Of each 2 * half lanes of a, then of b, the first and the second half added up."""
+    low = [i for i in range(width if b is None else 2 * width) if i % (2 * half) < half]
+    type_ = vector_type(width)
+    first, second = (
+        f.op(f"vector.shuffle {a}, {b or a} {picks} : {type_}, {type_}")
+        for picks in (low, [i + half for i in low])
+    )
+    return vadd(f, first, second, len(low))
+
+
 class ScratchPlan:
     """Named arrays laid one after another in the thread's scratch memory, cache-line aligned."""
 

@@ -1,6 +1,7 @@
 """Payloads: graph nodes as linalg on tensors, and the generic group functions made of them."""
 
 from bessemer.codegen.payload import attention as attention
+from bessemer.codegen.payload import compressed as compressed
 from bessemer.codegen.payload.generic_group import GenericGroup, emit_generic_group
 from bessemer.codegen.payload.payload import emit_payload
 from bessemer.codegen.payload.rows import row_wise

@@ -2,7 +2,8 @@
 
 After it a payload consists of elementwise ops, views, and the few ops that have a loop of their
 own: `reduce_*` without keepdims, `matmul`, `take`, `gather`, `concat`, `pad`, `topk`, `argmax`,
-`cumsum`, `scatter`, `put`, and two that exist only here, on weights as they are stored:
+`cumsum`, `scatter`, `put`, `round_trip`, and two that exist only here, on weights as they are
+stored:
 
 - `project`(x[..., K], w[lead, N, K]) {lead}: x @ w[lead].T, sums in f32.
 - `expert_project`(x[..., (k,) K], indices[..., k], w[E, (2,) N, K]) {part}: the same with
@@ -21,6 +22,7 @@ from bessemer.codegen.payload.spec import PayloadSpec
 from bessemer.errors import CompileError
 from bessemer.graph.core import Node, TensorType, Value
 from bessemer.graph.dims import Dim, Size
+from bessemer.graph.ops.fused import CLAMPED
 from bessemer.graph.schema import GraphError, constant, emit
 
 WHOLE = -1  # `part` of an expert whose weights are one matrix
@@ -71,12 +73,14 @@ def activate(x: Value, name: str) -> Value:
 
 
 def gated(gate: Value, up: Value, attrs: Mapping[str, Any]) -> Value:
-    """act(gate) * up, or gpt-oss's clamped SwiGLU."""
-    if attrs["activation"] != "swiglu_clamped":
+    """act(gate) * up, or a clamped form of it."""
+    if attrs["activation"] not in CLAMPED:
         return emit("mul", activate(gate, attrs["activation"]), up)
     limit = scalar(attrs["limit"], gate)
     gate = emit("minimum", gate, limit)
     up = emit("minimum", emit("maximum", up, emit("neg", limit)), limit)
+    if attrs["activation"] == "silu_clamped":
+        return emit("mul", emit("silu", gate), up)
     wave = emit("sigmoid", emit("mul", scalar(attrs["alpha"], gate), gate))
     return emit("mul", emit("mul", emit("add", up, scalar(1, up)), gate), wave)
 
@@ -176,16 +180,16 @@ def _moe(node: Node) -> Value:
 
 def _rope(node: Node) -> Value:
     x, cos, sin = node.inputs
-    half, width = cos.shape[-1], x.shape[-1]
+    half, width, start = cos.shape[-1], x.shape[-1], integer(node, "offset")
     if not isinstance(half, int) or not isinstance(width, int):
         raise CompileError(f"rope of a symbolic width {x.type}")
-    table = (*cos.shape[:-1], 1, half)
+    table, end = (*cos.shape[:-1], 1, half), start + 2 * half
     c, s = reshape(cos, table), reshape(sin, table)
     interleaved = node.attrs["style"] == "interleaved"
     if interleaved:
-        a, b = slice_last(x, 0, 2 * half - 1, 2), slice_last(x, 1, 2 * half, 2)
+        a, b = slice_last(x, start, end - 1, 2), slice_last(x, start + 1, end, 2)
     else:
-        a, b = slice_last(x, 0, half), slice_last(x, half, 2 * half)
+        a, b = slice_last(x, start, start + half), slice_last(x, start + half, end)
     first = emit("sub", emit("mul", a, c), emit("mul", b, s))
     second = emit("add", emit("mul", b, c), emit("mul", a, s))
     if interleaved:
@@ -193,9 +197,54 @@ def _rope(node: Node) -> Value:
         parts = [reshape(emit("concat", *pairs, axis=-1), (*x.shape[:-1], 2 * half))]
     else:
         parts = [first, second]
-    if 2 * half < width:
-        parts.append(slice_last(x, 2 * half, width))
+    if start:
+        parts.insert(0, slice_last(x, 0, start))
+    if end < width:
+        parts.append(slice_last(x, end, width))
     return parts[0] if len(parts) == 1 else emit("concat", *parts, axis=-1)
+
+
+def _sinkhorn(node: Node) -> Value:
+    (x,) = node.inputs
+    small = scalar(number(node, "eps"), x)
+
+    def scaled(x: Value, axis: int) -> Value:
+        return emit("div", x, emit("add", reduced("reduce_sum", x, [axis], True), small))
+
+    x = scaled(x, -2)
+    for _ in range(integer(node, "iterations") - 1):
+        x = scaled(scaled(x, -1), -2)
+    return x
+
+
+def _collapse_streams(node: Node) -> Value:
+    x, pre = node.inputs
+    return emit("reduce_sum", emit("mul", reshape(pre, (*pre.shape, 1)), x), axes=(-2,))
+
+
+def _mix_streams(node: Node) -> Value:
+    x, y, post, comb = node.inputs
+    order = list(range(comb.type.rank))
+    turned = emit("permute", comb, perm=(*order[:-2], order[-1], order[-2]))
+    row = reshape(y, (*y.shape[:-1], 1, y.shape[-1]))
+    new = emit("mul", reshape(post, (*post.shape, 1)), row)
+    return emit("add", new, emit("matmul", turned, x))
+
+
+def _hadamard(node: Node) -> Value:
+    """Rounds of sums and differences of elements that are `half` apart."""
+    (x,) = node.inputs
+    width, half = x.shape[-1], 1
+    if not isinstance(width, int):
+        raise CompileError(f"a Hadamard rotation of a symbolic width {x.type}")
+    shape, result = x.shape, x
+    while half < width:
+        pairs = reshape(result, (*shape[:-1], width // (2 * half), 2, half))
+        a, b = (slice_last(pairs, i, i + 1, axis=-2) for i in (0, 1))
+        parts = emit("concat", emit("add", a, b), emit("sub", a, b), axis=-2)
+        result = reshape(parts, shape)
+        half *= 2
+    return emit("mul", result, scalar(width**-0.5, x))
 
 
 def _take(node: Node) -> Value:
@@ -220,6 +269,10 @@ _RULES: dict[str, Rule] = {
     "expert_linear": _expert_linear,
     "moe": _moe,
     "rope": _rope,
+    "sinkhorn": _sinkhorn,
+    "collapse_streams": _collapse_streams,
+    "mix_streams": _mix_streams,
+    "hadamard": _hadamard,
     "embedding": _take,
     "select_rows": _take,
     "reduce_mean": _reduce,

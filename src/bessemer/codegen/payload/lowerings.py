@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bessemer.codegen.payload import contraction, movement, reduction
+from bessemer.codegen.payload import contraction, movement, reduction, rounding
 from bessemer.codegen.payload.builder import Builder
 from bessemer.graph.core import Node
 
@@ -16,6 +16,7 @@ LOWERINGS: dict[str, Callable[[Builder, Node], None]] = {
     "argmax": reduction.argmax,
     "topk": reduction.topk,
     "cumsum": reduction.cumsum,
+    "round_trip": rounding.round_trip,
     "concat": movement.concat,
     "pad": movement.pad,
     "take": movement.take,

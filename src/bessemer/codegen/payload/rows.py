@@ -10,7 +10,12 @@ from bessemer.graph.dims import Dim, Shape
 from bessemer.graph.schema import schema_of
 
 # Ops that never mix rows, whatever their attributes, as long as rows stay the leading dimension.
-_ALWAYS = ("reshape", "expand", "rms_norm", "layer_norm", "topk", "iota", "constant")
+_ALWAYS = (
+    *("reshape", "expand", "rms_norm", "layer_norm", "topk", "iota", "constant"),
+    *("round_trip", "hadamard"),
+)
+# Ops that work on the matrices, or vectors, of the last axes: rows lie before these.
+_TRAILING = {"sinkhorn": 2, "collapse_streams": 2, "mix_streams": 2}
 _AXIS = ("softmax", "cumsum", "slice", "concat")
 _AXES = ("reduce_sum", "reduce_mean", "reduce_max", "reduce_min", "reduce_prod", "argmax")
 _FIRST_OPERAND = ("linear", "glu_linear")
@@ -72,6 +77,8 @@ def _keeps_rows(node: Node, symbol: str) -> bool:
     op, inputs = node.op, node.inputs
     rank = node.inputs[0].type.rank if node.inputs else 1
     rows = [has_symbol(v.shape, symbol) for v in inputs]
+    if op in _TRAILING:
+        return all(rows) and rank > _TRAILING[op]
     if op in _ALWAYS or schema_of(op).elementwise:
         return op != "topk" or rank > 1
     if op in _AXIS:
