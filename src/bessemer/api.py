@@ -87,6 +87,11 @@ def compile(
         capture=capture,
         **others,
     )
+    if options.layout != "artifact":
+        raise UsageError(
+            f"--layout {options.layout} is no compiled model that could be loaded: write it with "
+            "`bessemer compile`"
+        )
     if isinstance(source, (str, Path)) and output is None:
         artifact = prepare(source, options, progress=progress or _no_progress).artifact
     else:
@@ -175,10 +180,15 @@ def compile_to(
     from bessemer.artifact.folder import check_destination
 
     # Before minutes of work: may it be written there?
-    check_destination(folder)
+    if options.layout == "artifact":
+        check_destination(folder)
     if isinstance(source, (str, Path)) and is_artifact(checked_model(source)):
         raise UsageError(f"{source} is a compiled model already; name the checkpoint instead")
     with compiling_modules():
+        if options.layout == "buddy":
+            from bessemer.buddy_layout import compile_to_buddy
+
+            return compile_to_buddy(source, options, folder, progress=progress)
         return compile_model(source, options, folder, progress=progress)
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from bessemer.errors import CompileError, UsageError
 if TYPE_CHECKING:
     import numpy as np
 
+    from bessemer.artifact.manifest import Level
     from bessemer.backend.codegen import CompiledModule
     from bessemer.backend.target import Target
     from bessemer.codegen.description import Variant
@@ -37,6 +38,7 @@ DEFAULT_CONTEXT = 4096
 # at 512 that share is below 1 %, while the arena of activations still is a few MiB.
 DEFAULT_CHUNK = 512
 
+LAYOUTS = ("artifact", "buddy")
 
 STAGES = ("import", "passes", "codegen", "backend", "link", "weights")
 
@@ -50,6 +52,9 @@ class CompileOptions:
     emit: intermediate forms kept under ir/.  capture: "export" or "dynamo".  chunk: most rows of
     a prefill step.  prefix: put before every global symbol.  schedule: "kernels" or "generic".
     profile: the code measures itself, for `bessemer bench --profile`; slightly slower.
+    low_precision: round caches and index keys as in the model's training, where it has such steps.
+    steering: sessions can be steered, see `bessemer.steering`.
+    layout: "artifact", or "buddy" for the files of `buddy_layout`.
     """
 
     weights: str | None = None
@@ -63,12 +68,16 @@ class CompileOptions:
     prefix: str = ""
     schedule: str = "kernels"
     profile: bool = False
+    low_precision: bool = False
+    steering: bool = False
+    layout: str = "artifact"
 
     def __post_init__(self) -> None:
         _one_of("--weights", self.weights, (None, *WEIGHT_FORMATS))
         _one_of("--kv", self.kv, KV_FORMATS)
         _one_of("--capture", self.capture, ("export", "dynamo"))
         _one_of("--schedule", self.schedule, ("kernels", "generic"))
+        _one_of("--layout", self.layout, LAYOUTS)
         if not isinstance(self.emit, tuple):
             raise UsageError(f"--emit {shown(self.emit)}: give a tuple of {', '.join(EMIT_FORMS)}")
         for form in self.emit:
@@ -131,6 +140,8 @@ class Compilation:
     objects: dict[str, CompiledModule] = field(default_factory=dict)
     dumps: dict[str, dict[str, str]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    # The same model for better processors, ascending, where `target` is the least of several.
+    levels: list[Compilation] = field(default_factory=list)
 
 
 def compile_model(
@@ -160,21 +171,47 @@ def generate_model(
 ) -> Compilation:
     """The front half: import, passes and code generation, without machine code."""
     from bessemer.backend.target import Target
-    from bessemer.codegen.generate import generate
     from bessemer.passes.pipeline import lower
 
     seconds: dict[str, float] = {}
-    target = Target.parse(options.target, options.cpu)
+    targets = Target.parse_levels(options.target, options.cpu)
+    if len(targets) > 1 and options.profile:
+        raise UsageError(f"--cpu {options.cpu}: code that measures itself is for one CPU")
     with _stage("import", seconds, progress):
         imported = import_source(source, options)
     with _stage("passes", seconds, progress):
         lowered = lower(imported.graph)
     context = context_of(options, imported.context_length)
     with _stage("codegen", seconds, progress):
-        generated = generate(
-            lowered.prefill, lowered.decode, codegen_options(options, target, context)
-        )
-    return Compilation(imported, options, target, lowered, generated, seconds=seconds)
+        generated = generate_for(lowered, options, targets, context)
+    least, *others = (
+        Compilation(imported, options, target, lowered, code, seconds=seconds)
+        for target, code in zip(targets, generated, strict=True)
+    )
+    least.levels = others
+    return least
+
+
+def generate_for(
+    lowered: Lowered, options: CompileOptions, targets: Sequence[Target], context: int
+) -> list[Generated]:
+    """Code of one model for each target, with the same layout of weights, state and scratch."""
+    from bessemer.artifact.layout import ScratchLayout
+    from bessemer.codegen.generate import generate
+
+    def made(target: Target, scratch: ScratchLayout) -> Generated:
+        chosen = replace(codegen_options(options, target, context), least_scratch=scratch)
+        return generate(lowered.prefill, lowered.decode, chosen)
+
+    found = [made(target, ScratchLayout(0, 0)) for target in targets]
+    largest = ScratchLayout(
+        max(code.scratch.shared_bytes for code in found),
+        max(code.scratch.thread_bytes for code in found),
+    )
+    return [
+        code if code.scratch == largest else made(target, largest)
+        for target, code in zip(targets, found, strict=True)
+    ]
 
 
 def import_source(source: Any, options: CompileOptions) -> Imported:
@@ -188,8 +225,10 @@ def import_source(source: Any, options: CompileOptions) -> Imported:
 
         check_stated_context(source.config, options.context)
     from bessemer.importer.api import import_model
+    from bessemer.models import DefinitionOptions
 
-    return import_model(source, capture=options.capture)
+    added = DefinitionOptions(options.low_precision, options.steering)
+    return import_model(source, capture=options.capture, options=added)
 
 
 def codegen_options(options: CompileOptions, target: Target, context: int) -> GenerateOptions:
@@ -232,6 +271,8 @@ def build_objects(
                 dump=dump,
             )
             compilation.dumps[stem] = dump or {}
+    for level in compilation.levels:
+        build_objects(level, progress=progress)
 
 
 def _write(
@@ -261,11 +302,7 @@ def _write(
             options.prefix,
         )
         with _stage("link", compilation.seconds, progress):
-            objects = []
-            for stem, module in compilation.objects.items():
-                path = folder / f"{stem}.o"
-                path.write_bytes(module.object)
-                objects.append(path)
+            objects = model_objects(compilation, folder)
             objects += libraries.native_objects()
         return write_artifact(
             output,
@@ -283,6 +320,7 @@ def _write(
             versions=_versions(),
             rope=rope,
             prefix=options.prefix,
+            levels=manifest_levels(compilation),
             key=key,
             compile_seconds=lambda: time.perf_counter() - start,
             write_tokenizer=_tokenizer_writer(imported.checkpoint),
@@ -291,11 +329,50 @@ def _write(
         )
 
 
+def model_objects(compilation: Compilation, folder: Path) -> list[Path]:
+    """Write the model's own objects. The globals of a better level's begin with its name."""
+    from bessemer.backend.link import prefix_symbols
+
+    objects = []
+    for stem, module in compilation.objects.items():
+        objects.append(folder / f"{stem}.o")
+        objects[-1].write_bytes(module.object)
+    for level in compilation.levels:
+        name = level.target.level
+        plain = []
+        for stem, module in level.objects.items():
+            plain.append(folder / f"{stem}.{name}.o")
+            plain[-1].write_bytes(module.object)
+        objects += prefix_symbols(plain, f"{name}_", folder / name)
+    return objects
+
+
 def code_variants(compilation: Compilation) -> list[Variant]:
     """What the library says of its code for each level of processors, the best first."""
     from bessemer.codegen.description import Variant
 
-    return [Variant(tuple(compilation.target.required_features()))]
+    return [
+        *(
+            Variant(tuple(level.target.required_features()), f"{level.target.level}_")
+            for level in reversed(compilation.levels)
+        ),
+        Variant(tuple(compilation.target.required_features())),
+    ]
+
+
+def manifest_levels(compilation: Compilation) -> tuple[Level, ...]:
+    """What a manifest says of the better levels, the best first."""
+    from bessemer.artifact.manifest import Level
+    from bessemer.artifact.writer import entry_points
+
+    return tuple(
+        Level(
+            level.target.cpu,
+            tuple(level.target.required_features()),
+            entry_points(f"{compilation.options.prefix}{level.target.level}_"),
+        )
+        for level in reversed(compilation.levels)
+    )
 
 
 @dataclass(frozen=True)
@@ -358,17 +435,27 @@ def _emitted(compilation: Compilation) -> dict[str, str]:
         files["ir/imported.graph"] = print_graph(compilation.imported.graph, locations=True)
         files["ir/forward_prefill.graph"] = print_graph(compilation.lowered.prefill)
         files["ir/forward_decode.graph"] = print_graph(compilation.lowered.decode)
-    for stem, text in compilation.generated.modules.items():
-        module = compilation.objects[stem]
-        if "mlir" in emit:
-            files[f"ir/{stem}.mlir"] = text
-        if "llvm" in emit:
-            files[f"ir/{stem}.ll"] = module.llvm_ir
-        if "asm" in emit and module.assembly is not None:
-            files[f"ir/{stem}.s"] = module.assembly
+    files |= _module_forms(compilation, "ir")
+    for level in compilation.levels:
+        files |= _module_forms(level, f"ir/{level.target.level}")
     if "mlir" in emit:
         for name, text in compilation.generated.payloads.items():
             files[f"ir/payload/{name}.mlir"] = text
+    return files
+
+
+def _module_forms(compilation: Compilation, folder: str) -> dict[str, str]:
+    """The forms of one target's modules, by path."""
+    emit = compilation.options.emit
+    files = {}
+    for stem, text in compilation.generated.modules.items():
+        module = compilation.objects[stem]
+        if "mlir" in emit:
+            files[f"{folder}/{stem}.mlir"] = text
+        if "llvm" in emit:
+            files[f"{folder}/{stem}.ll"] = module.llvm_ir
+        if "asm" in emit and module.assembly is not None:
+            files[f"{folder}/{stem}.s"] = module.assembly
     return files
 
 
@@ -406,6 +493,7 @@ class _stage:
         self._progress(self._name, 0, 1)
 
     def __exit__(self, *error: object) -> None:
-        self._seconds[self._name] = time.perf_counter() - self._start
+        spent = time.perf_counter() - self._start
+        self._seconds[self._name] = self._seconds.get(self._name, 0.0) + spent
         if error[0] is None:
             self._progress(self._name, 1, 1)

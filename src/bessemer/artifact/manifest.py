@@ -94,6 +94,18 @@ class FileRecord:
 
 
 @dataclass(frozen=True)
+class Level:
+    """The same model's code for more of a processor's features, in the same library.
+
+    cpu: LLVM's name.  required_features: what the CPU must report.  entry_points: as in `Manifest`.
+    """
+
+    cpu: str
+    required_features: tuple[str, ...]
+    entry_points: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class Manifest:
     """The content of manifest.json.
 
@@ -106,7 +118,8 @@ class Manifest:
     files: relative path to size and hash, the manifest itself excluded.
     source: kind, name and content key of the checkpoint.  versions: of Bessemer and of what it
     compiled with.  key: the cache's key, or "".  hidden_size: 0 where the logits come from no
-    linear layer, and no hidden state is given.
+    linear layer, and no hidden state is given.  levels: further code for better processors, the
+    best first; `target`, `required_features` and `entry_points` are those of the least.
     """
 
     name: str
@@ -129,6 +142,14 @@ class Manifest:
     prefix: str = ""
     key: str = ""
     compile_seconds: float = 0.0
+    levels: tuple[Level, ...] = ()
+
+    def entry_points_for(self, features: frozenset[str]) -> Mapping[str, str]:
+        """The entry points of the best code for a CPU with these features."""
+        for level in self.levels:
+            if features.issuperset(level.required_features):
+                return level.entry_points
+        return self.entry_points
 
     @property
     def context_length(self) -> int:
@@ -169,6 +190,14 @@ class Manifest:
                 "entry_points": dict(self.entry_points),
                 "prefix": self.prefix,
             },
+            "levels": [
+                {
+                    "cpu": level.cpu,
+                    "required_features": list(level.required_features),
+                    "entry_points": dict(level.entry_points),
+                }
+                for level in self.levels
+            ],
             "state": self.state.to_json(),
             "scratch": asdict(self.scratch),
             "weights": weight_table(self.weights, self.weight_hashes),
@@ -252,6 +281,7 @@ class Manifest:
             prefix=str(data["abi"]["prefix"]),
             key=str(data["key"]),
             compile_seconds=float(data["compile_seconds"]),
+            levels=tuple(_parse_level(level) for level in data["levels"]),
         )
 
 
@@ -259,6 +289,11 @@ def _whole(value: Any, name: str, least: int) -> int:
     if type(value) is not int or not least <= value < 1 << 62:
         raise ValueError(f"{name} is {value!r}")
     return value
+
+
+def _parse_level(data: Mapping[str, Any]) -> Level:
+    names = {e: str(data["entry_points"][e]) for e in ENTRY_POINTS}
+    return Level(str(data["cpu"]), tuple(map(str, data["required_features"])), names)
 
 
 def _parse_rope(data: Mapping[str, Any]) -> RopeSwitch:
@@ -320,7 +355,12 @@ def _check_state(state: StateLayout, where: str) -> None:
     numbers = [state.capacity, state.chunk, state.slots]
     for layer in state.layers:
         numbers += [layer.kv_heads, layer.key_width, layer.value_width]
+    for ring in state.shared:
+        numbers += [ring.width, ring.window]
+    for stream in state.streams:
+        numbers += [stream.width, stream.rate]
     good = all(type(n) is int and 0 < n < 1 << 32 for n in numbers)
+    good &= all(type(x.overlap) is bool and x.stream in STREAMS for x in state.streams)
     good &= all(type(x.window) is int and x.window >= 0 for x in state.layers)
     good &= state.kv_dtype in STORAGE_BYTES
     good &= all(n.dtype in STORAGE_BYTES for n in state.named)
@@ -355,12 +395,7 @@ def abi_hash(
     """SHA-256 over all that code and runtime must agree on: the call, the places of weights,
     state and scratch, and the widths of what comes back.
     """
-    for ring in state.shared:
-        numbers += [ring.width, ring.window]
-    for stream in state.streams:
-        numbers += [stream.width, stream.rate]
     parts = {
-    good &= all(type(x.overlap) is bool and x.stream in STREAMS for x in state.streams)
         "abi": ABI,
         "weights": [{**w.to_json(), "shape": list(w.shape)} for w in weights],
         "state": state.to_json(),

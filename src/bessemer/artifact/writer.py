@@ -18,6 +18,7 @@ from bessemer.artifact.manifest import (
     MANIFEST_FILE,
     WEIGHTS_FILE,
     FileRecord,
+    Level,
     Manifest,
     RopeSwitch,
     table_digest,
@@ -71,6 +72,7 @@ def write_artifact(
     versions: Mapping[str, str] | None = None,
     rope: RopeSwitch | None = None,
     prefix: str = "",
+    levels: Sequence[Level] = (),
     key: str = "",
     compile_seconds: float | Callable[[], float] = 0.0,
     write_tokenizer: Callable[[Path], None] | None = None,
@@ -95,7 +97,7 @@ def write_artifact(
     number doesn't fit the weights' dtype.
     """
     _check_space(destination, data_end(generated.weights) + OTHER_BYTES)
-    blocks_of = _weight_blocks(generated.expressions, read, read_stored)
+    blocks_of = weight_blocks(generated.expressions, read, read_stored)
     with whole_folder(destination, replace=replace) as folder:
         for path, content in (extra_files or {}).items():
             _write_file(_inside(folder, path), content)
@@ -115,8 +117,9 @@ def write_artifact(
             options=options,
             target=target,
             required_features=tuple(required_features),
-            entry_points={e: prefix + C_INTERFACE + e for e in ENTRY_POINTS},
+            entry_points=entry_points(prefix),
             prefix=prefix,
+            levels=tuple(levels),
             weights=tuple(generated.weights),
             weight_hashes=hashes,
             state=generated.state,
@@ -132,6 +135,11 @@ def write_artifact(
         Manifest.from_json(manifest.to_json(), where="the manifest of this compilation")
         _write_file(folder / MANIFEST_FILE, manifest.to_json())
     return destination
+
+
+def entry_points(prefix: str) -> dict[str, str]:
+    """Symbols of the entry points in code whose globals begin with `prefix`."""
+    return {e: prefix + C_INTERFACE + e for e in ENTRY_POINTS}
 
 
 def _records(
@@ -152,7 +160,7 @@ def _json(value: Mapping[str, Any]) -> str:
     return json.dumps(dict(value), indent=2, ensure_ascii=False) + "\n"
 
 
-def _weight_blocks(
+def weight_blocks(
     expressions: Mapping[str, Value],
     read: Read,
     read_stored: Callable[[str], tuple[str, np.ndarray] | None] | None,

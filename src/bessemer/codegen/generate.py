@@ -46,11 +46,11 @@ class GenerateOptions:
     context: int
     schedule: str = "kernels"
     profile: bool = False
+    keep: bool = False
+    least_scratch: ScratchLayout = ScratchLayout(0, 0)
 
 
 @dataclass(frozen=True)
-    keep: bool = False
-    least_scratch: ScratchLayout = ScratchLayout(0, 0)
 class EntryPlan:
     """One entry point: its calls, their places in memory, and its functions."""
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from bessemer.artifact.manifest import Manifest
 from bessemer.errors import ArtifactError
+from bessemer.runtime.cpu import host_features
 
 STATUS_OK = 0
 STATUS_CANCELLED = 1
@@ -106,8 +107,9 @@ class Library:
             raise ArtifactError(f"{path} can't be loaded: {error}") from None
         prefix = manifest.prefix
         pointers: list[Any] = [ctypes.c_void_p] * 9
-        self.prefill = self._symbol(path, manifest.entry_points["forward_prefill"], None, pointers)
-        self.decode = self._symbol(path, manifest.entry_points["forward_decode"], None, pointers)
+        names = manifest.entry_points_for(host_features())
+        self.prefill = self._symbol(path, names["forward_prefill"], None, pointers)
+        self.decode = self._symbol(path, names["forward_decode"], None, pointers)
         pool = ctypes.c_void_p
         self._pool_create = self._symbol(path, f"{prefix}bsm_pool_create", pool, [ctypes.c_int64])
         self._pool_destroy = self._symbol(path, f"{prefix}bsm_pool_destroy", None, [pool])

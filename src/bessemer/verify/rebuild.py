@@ -135,6 +135,7 @@ def _manifest(manifest: Manifest, generated: Generated, entries: list[str]) -> M
         vocab_size=generated.vocab_size,
         hidden_size=generated.hidden_size,
         entry_points=symbols,
+        levels=(),
         prefix="",
     )
 
