@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 from transformers.configuration_utils import PreTrainedConfig
 
 from bessemer.arguments import shown
-from bessemer.errors import UnsupportedError, UsageError
-from bessemer.graph import Graph, Node, TensorType, Value, param, verify
+from bessemer.errors import CheckpointError, UnsupportedError, UsageError
+from bessemer.graph import Graph, Node, TensorType, Value, evaluate_value, param, verify
 from bessemer.importer import rope
 from bessemer.importer.architectures import SUPPORTED, check_config
 from bessemer.importer.capture import CausalLM, export
@@ -31,6 +32,7 @@ from bessemer.importer.skeleton import (
     use_ops,
     without_weights,
 )
+from bessemer.importer.steering import make_steerable
 from bessemer.importer.weights import (
     ModuleWeights,
     Resolver,
@@ -45,6 +47,8 @@ log = logging.getLogger(__name__)
 Source: TypeAlias = str | Path | Checkpoint | torch.nn.Module
 # The context of a module that doesn't say how long its sequences may be.
 DEFAULT_CONTEXT = 4096
+# The kind of checkpoint that knows shapes alone, no numbers.
+CONFIG_KIND = "config"
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,7 @@ class Imported:
         parameters: the model's own parameter names -> expressions over the checkpoint's tensors.
         module: the module that was imported; None for a checkpoint.
         token_rank: 2 when the module takes ids and positions [1, T], 1 when it takes [T].
+        options: what was added to the model.
     """
 
     graph: Graph
@@ -78,6 +83,7 @@ class Imported:
     parameters: Mapping[str, Value] = field(repr=False)
     module: torch.nn.Module | None = field(repr=False, default=None)
     token_rank: int = 2
+    options: DefinitionOptions = field(default_factory=DefinitionOptions)
 
 
 def import_model(
@@ -90,7 +96,7 @@ def import_model(
             causal language model; or any module that maps token ids and positions, both i64[1, T]
             or both i64[T], to logits of every token. A module is not changed.
         capture: "export" (non-strict torch.export) or "dynamo" (strict, through TorchDynamo).
-        options: for architectures that Bessemer defines itself; None for the plain model.
+        options: what is added to the model; None for the plain one.
 
     Raises:
         CheckpointError: a tensor is missing, or has another shape than the config says.
@@ -111,7 +117,9 @@ def import_model(
             )
         _check_options(config.model_type, options)
         model = from_config(config)
-        return _import_causal_lm(model, source, source.config, source.generation_config, capture)
+        return _import_causal_lm(
+            model, source, source.config, source.generation_config, capture, options
+        )
     if isinstance(source, PreTrainedModel):
         stated = source.config.to_dict()
         check_config(stated)
@@ -124,10 +132,13 @@ def import_model(
             )
         _check_options(stated["model_type"], options)
         return _import_causal_lm(
-            _checked_copy(source), weights, stated, generation, capture, module=source
+            _checked_copy(source), weights, stated, generation, capture, options, module=source
         )
     if isinstance(source, torch.nn.Module):
-        _check_options(type(source).__name__, options)
+        name = type(source).__name__
+        _check_options(name, options)
+        if options.steering:
+            raise UsageError(f"--steering: {name} is no transformers model, whose layers are known")
         return _import_module(source, capture)
     raise UsageError(
         f"{shown(source)} is no model: give a path, a hub name, an alias, a transformers model, or "
@@ -136,13 +147,11 @@ def import_model(
 
 
 def _check_options(kind: str, options: DefinitionOptions) -> None:
-    """Raises UsageError for an option that only Bessemer's own definitions have."""
+    """Raises UsageError for what only Bessemer's own definitions have."""
     if options.low_precision:
         raise UsageError(
             f"--low-precision: {kind} has no low-precision steps; {', '.join(DEFINED)} has"
         )
-    if options.steering:
-        raise UsageError(f"--steering: {kind} can't be steered; {', '.join(DEFINED)} can")
 
 
 def _import_defined(
@@ -168,6 +177,7 @@ def _import_defined(
     )
     _checked(converted.graph)
     _every_layer_attends(converted.graph, kind, config.num_hidden_layers)
+    _check_tables(definition, checkpoint, parameters)
     return _imported(
         converted,
         config=stated,
@@ -178,7 +188,27 @@ def _import_defined(
         capture=capture,
         parameters=parameters,
         module=module,
+        options=options,
     )
+
+
+def _check_tables(
+    definition: torch.nn.Module, checkpoint: WeightReader, parameters: Mapping[str, Value]
+) -> None:
+    """Raises CheckpointError for a table of numbers (`table_limits` of a module) with others than
+    0 to below its limit: code would read beyond what they number.
+    """
+    if getattr(checkpoint, "kind", "") == CONFIG_KIND:
+        return
+    for path, module in definition.named_modules():
+        for name, limit in getattr(module, "table_limits", {}).items():
+            table = evaluate_value(parameters[f"{path}.{name}"], checkpoint.read)
+            wrong = table[~((table >= 0) & (table < limit) & (table == np.floor(table)))]
+            if wrong.size:
+                raise CheckpointError(
+                    f"tensor {path}.{name} holds {wrong.size} numbers that are none from 0 to "
+                    f"{limit - 1}, such as {wrong[0]:g}"
+                )
 
 
 def _checked_copy(model: PreTrainedModel) -> PreTrainedModel:
@@ -197,6 +227,7 @@ def _import_causal_lm(
     config: dict[str, Any],
     generation_config: dict[str, Any],
     capture: str,
+    options: DefinitionOptions,
     module: torch.nn.Module | None = None,
 ) -> Imported:
     """Import a transformers model whose parameters are stand-ins."""
@@ -206,11 +237,13 @@ def _import_causal_lm(
     use_ops(model)
     length_rope = rope.make_exportable(model)
     note_windows(model)
+    layers = model.config.get_text_config().num_hidden_layers
+    if options.steering:
+        make_steerable(model, layers)
     aliases = tied_names(model)
     converted, parameters = _converted(
         CausalLM(model), kind, checkpoint, aliases, capture, "model."
     )
-    layers = model.config.get_text_config().num_hidden_layers
     _every_layer_attends(converted.graph, type(model).__name__, layers)
     return _imported(
         converted,
@@ -222,6 +255,7 @@ def _import_causal_lm(
         capture=capture,
         parameters=parameters,
         module=module,
+        options=options,
     )
 
 

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 from bessemer.graph import DType, Value, emit
 from bessemer.importer.aten import Builder, aten
-
-# What sessions hold for steering, by the names of the graph's states.
-STEERING = "steering"
-STEERING_SCALES = "steering_scales"
+from bessemer.steering import DIRECTIONS, SCALES, SITES
 
 
 @aten("bessemer.rope.default")
@@ -125,8 +122,8 @@ def _compressed_attention(
 @aten("bessemer.steer.default")
 def _steer(b: Builder, y: Value, layer: int, layers: int, site: int) -> Value:
     width = y.shape[-1]
-    directions = emit("state", name=STEERING, dtype=DType.F32, shape=(layers, width))
-    scales = emit("state", name=STEERING_SCALES, dtype=DType.F32, shape=(2,))
+    directions = emit("state", name=DIRECTIONS, dtype=DType.F32, shape=(layers, width))
+    scales = emit("state", name=SCALES, dtype=DType.F32, shape=(SITES,))
     direction = b.reshape(b.slice(directions, 0, layer, layer + 1), (width,))
     scale = b.slice(scales, 0, site, site + 1)
     share = b.emit("reduce_sum", b.emit("mul", y, direction), axes=(-1,), keepdims=True)

@@ -11,7 +11,12 @@ from transformers import PreTrainedModel
 from bessemer.graph import Value, evaluate_value
 from bessemer.importer import rope
 from bessemer.importer.api import Imported, Source, import_model
-from bessemer.importer.skeleton import from_config, read_config, without_weights
+from bessemer.importer.skeleton import (
+    from_config,
+    from_definition,
+    read_config,
+    without_weights,
+)
 from bessemer.importer.weights import tied_names
 
 Read = Callable[[str], np.ndarray]
@@ -20,6 +25,8 @@ Logits = Callable[[Sequence[int]], np.ndarray]
 
 def reference_logits(source: Imported | Source, weights: Read | None = None) -> Logits:
     """A function from token ids to PyTorch's logits float32[T, vocab] of a cold full forward.
+
+    A model with low-precision steps is our own definition of it, called by itself.
 
     Args:
         source: what was imported, or anything that `import_model` takes.
@@ -32,6 +39,8 @@ def reference_logits(source: Imported | Source, weights: Read | None = None) -> 
     read = weights or imported.checkpoint.read
     model = _skeleton(imported)
     _fill(model, imported, read)
+    if imported.options.low_precision:
+        return _plain(model, imported.token_rank)
     if isinstance(model, PreTrainedModel):
         model.set_attn_implementation("eager")
         model.set_experts_implementation("eager")
@@ -40,6 +49,8 @@ def reference_logits(source: Imported | Source, weights: Read | None = None) -> 
 
 
 def _skeleton(imported: Imported) -> torch.nn.Module:
+    if imported.options.low_precision:  # transformers' class has no such steps
+        return from_definition(read_config(imported.config), imported.options)
     if imported.module is not None:
         model = without_weights(imported.module)
         for module in model.modules():  # buffers are still the module's own

@@ -20,8 +20,11 @@ DEFINED = ("deepseek_v4",)
 
 @dataclass(frozen=True)
 class DefinitionOptions:
-    """low_precision: round caches and index keys as the model was trained with.  steering: let
-    sessions steer the output of every attention and feed-forward sublayer.
+    """What is added to a model when it is imported.
+
+    low_precision: caches and index keys are rounded as in the model's training; for architectures
+    that have such steps.  steering: sessions may steer the output of every attention and
+    feed-forward module, see `bessemer.steering`.
     """
 
     low_precision: bool = False

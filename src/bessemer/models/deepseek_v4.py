@@ -20,6 +20,7 @@ from bessemer.importer import experts  # noqa: F401  (the op moe)
 from bessemer.models import DefinitionOptions
 from bessemer.models.hyper_connections import HyperConnection, HyperHead, mixed, rms_normalised
 from bessemer.models.rotary import RotaryTables
+from bessemer.steering import ATTENTION_SITE, FFN_SITE
 
 ops = torch.ops.bessemer
 
@@ -28,8 +29,6 @@ SPARSE = "compressed_sparse_attention"
 HEAVY = "heavily_compressed_attention"
 # Keeps the normalisation of routing weights from dividing by zero, as in the reference.
 ROUTING_EPS = 1e-20
-# Sites of a layer where a session may steer.
-ATTENTION_SITE, FFN_SITE = 0, 1
 SCORES = {
     "sqrtsoftplus": lambda x: nn.functional.softplus(x).sqrt(),
     "sigmoid": torch.sigmoid,
@@ -238,6 +237,7 @@ class Router(nn.Module):
         if hashed:
             # Numbers of experts are exact in f32, and tables of a graph are f32.
             self.register_buffer("tid2eid", torch.empty(config.vocab_size, self.k))
+            self.table_limits = {"tid2eid": count}
         else:
             self.register_buffer("e_score_correction_bias", torch.empty(count))
 
