@@ -9,7 +9,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
-from bessemer.runtime.pieces import _byte_of_char
+from bessemer.runtime.pieces import byte_of_char
 from bessemer.runtime.tokenizer import Tokenizer
 
 MARK = "\u2581"  # SentencePiece's space
@@ -57,7 +57,7 @@ def sentencepiece(strip: bool = True) -> tokenizers.Tokenizer:
 
 def byte_level() -> tokenizers.Tokenizer:
     """As GPT-2's: ids 0 to 255 are the bytes, then words, then <|end|> and an added space run."""
-    alphabet = {byte: char for char, byte in _byte_of_char().items()}
+    alphabet = {byte: char for char, byte in byte_of_char().items()}
     backend = tokenizers.Tokenizer(_bpe(["\u0120hello"], [alphabet[i] for i in range(256)]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()

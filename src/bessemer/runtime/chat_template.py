@@ -10,7 +10,7 @@ alone.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -187,6 +187,7 @@ def render(
     bos_token: str | None = None,
     eos_token: str | None = None,
     tools: Sequence[Mapping[str, Any]] | None = None,
+    clock: Callable[[str], str] | None = None,
     **variables: Any,
 ) -> str:
     """The prompt for `messages`, special tokens written out; encode it with `encode_chat`.
@@ -194,6 +195,7 @@ def render(
     template: Jinja source, or name to source. add_generation_prompt: end with the opening of the
     assistant's turn. tools: JSON schemas. variables: further names that the template may read
     (`enable_thinking`, `pad_token`, ...). A BOS or EOS that is None is undefined in the template.
+    clock: what gives the present time in a format of strftime, instead of the system's.
 
     Raises ChatTemplateError when the template is missing, broken, or refuses the messages
     (`raise_exception`), and UsageError for messages that are none.
@@ -205,6 +207,8 @@ def render(
     named = {"bos_token": bos_token, "eos_token": eos_token}
     context = {key: value for key, value in named.items() if value is not None}
     context.update({key: _plain(value, key) for key, value in variables.items()})
+    if clock is not None:
+        context["strftime_now"] = clock
     compiled = _compile(source)
     try:
         return compiled.render(

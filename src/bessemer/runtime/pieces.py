@@ -32,7 +32,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 @cache
-def _byte_of_char() -> Mapping[str, int]:
+def byte_of_char() -> Mapping[str, int]:
     """GPT-2's map from a character to the byte that it stands for.
 
     Bytes that print in Latin-1 stand for themselves, the other 68 are numbered from U+0100 on.
@@ -66,7 +66,7 @@ class PieceRules:
     def to_bytes(self, token: str, first: bool = False) -> bytes:
         """The bytes that `token` adds to the text; `first` when it is the first token shown."""
         if self.byte_level:
-            table = _byte_of_char()
+            table = byte_of_char()
             try:
                 return bytes([table[char] for char in token])
             except KeyError:

@@ -177,6 +177,16 @@ class Tokenizer:
         return token_id in self._special_ids
 
     @property
+    def backend(self) -> tokenizers.Tokenizer:
+        """The library's tokenizer, with all added tokens. It must not be changed."""
+        return self._backend
+
+    @property
+    def add_bos(self) -> bool | None:
+        """What the configuration says about a BOS before a plain text; None where it doesn't."""
+        return self._add_bos
+
+    @property
     def piece_rules(self) -> PieceRules | None:
         """How tokens become bytes, or None when the decoder isn't one that is understood."""
         return self._rules

@@ -1,0 +1,72 @@
+/* The prompt for one question: pieces of the model's chat template, made when it was compiled. */
+#include "text.h"
+
+#include <time.h>
+
+enum { DATE_BYTES = 256 };
+
+/* str.strip() of Python: white space, and the separators of information U+001C to U+001F. */
+static int is_stripped(uint32_t code) { return is_space(code) || (code >= 0x1C && code <= 0x1F); }
+
+static void add_trimmed(bsm_buffer *out, const uint8_t *text, size_t size) {
+    size_t begin = 0, end = size;
+    uint32_t code;
+    while (begin < end) {
+        size_t length = read_char(text + begin, text + end, &code);
+        if (!is_stripped(code)) break;
+        begin += length;
+    }
+    while (end > begin) {
+        size_t at = end - 1;
+        while (at > begin && (text[at] & 0xC0) == 0x80) at--;
+        read_char(text + at, text + end, &code);
+        if (!is_stripped(code)) break;
+        end = at;
+    }
+    bsm_buffer_add(out, text + begin, end - begin);
+}
+
+/* The present time in a format of strftime. */
+static void add_date(bsm_buffer *out, span format) {
+    char pattern[DATE_BYTES], text[DATE_BYTES];
+    if (format.size >= sizeof pattern) return;
+    for (size_t i = 0; i < format.size; i++) pattern[i] = (char)format.data[i];
+    pattern[format.size] = '\0';
+    time_t now = time(NULL);
+    const struct tm *local = localtime(&now);
+    if (local != NULL) bsm_buffer_add(out, text, strftime(text, sizeof text, pattern, local));
+}
+
+int bsm_tokenizer_has_chat(const bsm_tokenizer *t, int with_system) {
+    const file_chat *parts = (const file_chat *)t->sections[CHAT].data;
+    for (size_t i = 0; i < count_of(t, CHAT, sizeof *parts); i++)
+        if (parts[i].with_system == (with_system != 0)) return 1;
+    return 0;
+}
+
+bsm_status bsm_tokenizer_chat(const bsm_tokenizer *t, const char *system, size_t system_size,
+                              const char *user, size_t user_size, bsm_buffer *prompt,
+                              bsm_error *error) {
+    const file_chat *parts = (const file_chat *)t->sections[CHAT].data;
+    if (!bsm_tokenizer_has_chat(t, 0) && !bsm_tokenizer_has_chat(t, 1))
+        return bsm_fail(error, BSM_ERROR_ARGUMENT,
+                        "the model has no chat template that this program can apply; pass --raw to "
+                        "send the text as it is");
+    if (!bsm_tokenizer_has_chat(t, system != NULL))
+        return bsm_fail(error, BSM_ERROR_ARGUMENT,
+                        system != NULL ? "the model's chat template takes no system text here; "
+                                         "leave out --system, or pass --raw"
+                                       : "the model's chat template needs a system text (--system)");
+    for (size_t i = 0; i < count_of(t, CHAT, sizeof *parts); i++) {
+        const file_chat *part = parts + i;
+        if (part->with_system != (system != NULL)) continue;
+        span text = text_part(t, part->offset, part->bytes);
+        if (part->kind == CHAT_USER) text = (span){(const uint8_t *)user, user_size};
+        if (part->kind == CHAT_SYSTEM && system != NULL)
+            text = (span){(const uint8_t *)system, system_size};
+        if (part->kind == CHAT_DATE) add_date(prompt, text);
+        else if (part->flags & CHAT_TRIM) add_trimmed(prompt, text.data, text.size);
+        else bsm_buffer_add(prompt, text.data, text.size);
+    }
+    return prompt->failed ? no_memory(error) : BSM_OK;
+}
