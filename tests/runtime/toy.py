@@ -34,8 +34,20 @@ NAN, SLOW, STRAY = 13, 7, 8
 BIAS = np.linspace(0, 0.01, VOCAB, dtype=np.float32)
 
 
+SOURCE = Path(__file__).with_name("toy_model.c")
+NO_THRESHOLD = 1_000_000
+
+
+def toy_flags(vocab: int = VOCAB, threshold: int = NO_THRESHOLD) -> list[str]:
+    """What the C compiler is told for the toy."""
+    from bessemer.native import FOLDER
+
+    flags = [f"-I{FOLDER}", f"-DVOCAB={vocab}", f"-DWINDOW={WINDOW}"]
+    return [*flags, f"-DTHRESHOLD={threshold}", "-D_GNU_SOURCE"]
+
+
 @functools.cache
-def library(vocab: int = VOCAB, threshold: int = 1_000_000) -> Path:
+def library(vocab: int = VOCAB, threshold: int = NO_THRESHOLD) -> Path:
     """The compiled toy; kept for the whole test run."""
     from bessemer.backend.link import archive, compile_c, compile_native, link_shared
     from bessemer.backend.target import Target
@@ -44,12 +56,7 @@ def library(vocab: int = VOCAB, threshold: int = 1_000_000) -> Path:
     target = Target.native()
     native = compile_native(target, folder)
     toy = folder / "toy.o"
-    import bessemer
-
-    headers = Path(bessemer.__file__).parent / "native"
-    flags = [f"-I{headers}", f"-DVOCAB={vocab}", f"-DWINDOW={WINDOW}"]
-    flags += [f"-DTHRESHOLD={threshold}", "-D_GNU_SOURCE"]
-    compile_c(Path(__file__).with_name("toy_model.c"), toy, target, flags)
+    compile_c(SOURCE, toy, target, toy_flags(vocab, threshold))
     made = folder / "made"
     made.mkdir()
     link_shared([toy, *native], made / "model.so", target)
@@ -70,6 +77,27 @@ class Generated:
     hidden_size: int
 
 
+def toy_generated(
+    *,
+    capacity: int = CAPACITY,
+    chunk: int = CHUNK,
+    window: int = WINDOW,
+    named: bool = False,
+    vocab: int = VOCAB,
+) -> Generated:
+    """What code generation would say of the toy."""
+    states = (NamedState("sum", "i64", (1,)),) if named else ()
+    layers = (KVLayer(0, 1, 1, 1, 0), KVLayer(1, 1, 1, 1, window))
+    return Generated(
+        weights=(StoredWeight.place("bias", (vocab,), "f32", "plain", 0),),
+        expressions={},
+        state=StateLayout(layers, "f32", capacity, chunk, named=states),
+        scratch=ScratchLayout(128, 64),
+        vocab_size=vocab,
+        hidden_size=4,
+    )
+
+
 def write_toy(
     folder: Path,
     *,
@@ -84,20 +112,15 @@ def write_toy(
     **changes: Any,
 ) -> Path:
     """An artifact of the toy."""
-    built = library(vocab, rope.threshold if rope else 1_000_000)
-    states = (NamedState("sum", "i64", (1,)),) if named else ()
-    layers = (KVLayer(0, 1, 1, 1, 0), KVLayer(1, 1, 1, 1, window))
-    generated = Generated(
-        weights=(StoredWeight.place("bias", (vocab,), "f32", "plain", 0),),
-        expressions={},
-        state=StateLayout(layers, "f32", capacity, chunk, named=states),
-        scratch=ScratchLayout(128, 64),
-        vocab_size=vocab,
-        hidden_size=4,
+    threshold = rope.threshold if rope else NO_THRESHOLD
+    generated = toy_generated(
+        capacity=capacity, chunk=chunk, window=window, named=named, vocab=vocab
     )
     values = BIAS if bias is None else bias
     arguments: dict[str, Any] = {
-        "write_code": lambda to, digest: shutil.copytree(built, to, dirs_exist_ok=True),
+        "write_code": lambda to, digest: shutil.copytree(
+            library(vocab, threshold), to, dirs_exist_ok=True
+        ),
         "read": lambda name: values,
         "name": "toy",
         "config": {"model_type": "toy"},

@@ -33,27 +33,26 @@ static int read_line(const char *path, char *line, size_t room) {
     return found;
 }
 
-static int read_number(const char *folder, const char *name, double *value) {
-    char path[PATH_ROOM + 64], line[64], *end;
+/* The numbers that a file begins with; 0 where there are fewer ("max" is none). */
+static int read_numbers(const char *folder, const char *name, double *values, int count) {
+    char path[PATH_ROOM + 64], line[64];
     if (snprintf(path, sizeof path, "%s/%s", folder, name) >= (int)sizeof path) return 0;
     if (!read_line(path, line, sizeof line)) return 0;
-    *value = strtod(line, &end);
-    return end != line;
+    char *at = line, *end;
+    for (int i = 0; i < count; i++, at = end) {
+        values[i] = strtod(at, &end);
+        if (end == at) return 0;
+    }
+    return 1;
 }
 
 /* Processors' worth of time that the group in `folder` allows; a negative number: no limit. */
 static double folder_quota(const char *folder, int version) {
-    double quota, period;
-    if (version == 1) {
-        if (!read_number(folder, "cpu.cfs_quota_us", &quota)) return -1;
-        if (!read_number(folder, "cpu.cfs_period_us", &period)) return -1;
-    } else {
-        char path[PATH_ROOM + 64], line[64];
-        if (snprintf(path, sizeof path, "%s/cpu.max", folder) >= (int)sizeof path) return -1;
-        if (!read_line(path, line, sizeof line)) return -1;
-        if (sscanf(line, "%lf %lf", &quota, &period) != 2) return -1; /* "max" is no number */
-    }
-    return quota > 0 && period > 0 ? quota / period : -1;
+    double quota[2];
+    int found = version == 1 ? read_numbers(folder, "cpu.cfs_quota_us", quota, 1) &&
+                                   read_numbers(folder, "cpu.cfs_period_us", quota + 1, 1)
+                             : read_numbers(folder, "cpu.max", quota, 2);
+    return found && quota[0] > 0 && quota[1] > 0 ? quota[0] / quota[1] : -1;
 }
 
 static void take_smaller(double *least, double quota) {

@@ -5,7 +5,6 @@
  * knows that hash, so nothing of the table has to be understood here.
  */
 #define _GNU_SOURCE
-#define _FILE_OFFSET_BITS 64
 #include "internal.h"
 
 #include <errno.h>
