@@ -15,6 +15,7 @@ from bessemer.arguments import checked_path
 from bessemer.cli.options import (
     Model,
     SamplingArguments,
+    SteeringArguments,
     StorageOptions,
     Text,
     Threads,
@@ -46,6 +47,7 @@ def chat(
     ] = None,
     sampling: SamplingArguments | None = None,
     storage: StorageOptions | None = None,
+    steering: SteeringArguments | None = None,
     threads: Threads = None,
 ) -> int:
     """Talk to a model.
@@ -57,7 +59,7 @@ def chat(
 
     if system is not None:
         checked_text("--system", system)
-    loaded = load_model(model, storage or StorageOptions(), threads)
+    loaded = load_model(model, storage or StorageOptions(), threads, steering)
     conversation = Conversation(loaded.model, system)
     # Fails now, not after the first question, when there is no template.
     loaded.model.encode_chat([*conversation.messages, {"role": "user", "content": "?"}])

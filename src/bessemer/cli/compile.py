@@ -40,6 +40,9 @@ class CodeOptions:
     schedule: Annotated[
         str, Parameter(help="kernels, or generic (every op by its plain lowering).")
     ] = "kernels"
+    steering: Annotated[
+        bool, Parameter(negative="", help="Let sessions be steered (`run --steering FILE`).")
+    ] = False
     layout: Annotated[
         str, Parameter(help="artifact, or buddy: MLIR files and one flat file of parameters.")
     ] = "artifact"

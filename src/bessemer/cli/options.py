@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from bessemer.compiler import CompileOptions
 from bessemer.errors import UsageError
+
+if TYPE_CHECKING:
+    from bessemer.runtime.model import Model as RuntimeModel
 
 MODEL_HELP = "A folder, a .gguf file, a hub name (owner/name), an alias, or a compiled folder."
 
@@ -35,9 +38,52 @@ class StorageOptions:
         int | None,
         Parameter(help="Tokens of a session (default: the model's own, at most 4096)."),
     ] = None
+    low_precision: Annotated[
+        bool,
+        Parameter(
+            negative="",
+            help="Round caches and index keys as in the model's training (DeepSeek V4).",
+        ),
+    ] = False
 
     def compile_options(self, **others: Any) -> CompileOptions:
-        return CompileOptions(self.weights, self.kv, self.context, **others)
+        return CompileOptions(
+            self.weights, self.kv, self.context, low_precision=self.low_precision, **others
+        )
+
+
+@Parameter(name="*")
+@dataclass
+class SteeringArguments:
+    """Moving the outputs of every layer along a direction."""
+
+    steering: Annotated[
+        Path | None,
+        Parameter(help="A file of directions: a row of float32 for each layer."),
+    ] = None
+    steering_attn: Annotated[
+        float | None,
+        Parameter(help="How much of the direction is taken out of attention outputs (default 0)."),
+    ] = None
+    steering_ffn: Annotated[
+        float | None,
+        Parameter(help="How much is taken out of feed-forward outputs (default 0)."),
+    ] = None
+
+    @property
+    def is_given(self) -> bool:
+        """Raises UsageError for scales without a file."""
+        if self.steering is None and (self.steering_attn, self.steering_ffn) != (None, None):
+            raise UsageError("--steering-attn and --steering-ffn need --steering FILE")
+        return self.steering is not None
+
+    def apply(self, model: RuntimeModel) -> None:
+        """Let the sessions of a model be steered so."""
+        if self.steering is not None:
+            directions = model.read_directions(self.steering)
+            model.steer(
+                directions, attention=self.steering_attn or 0.0, ffn=self.steering_ffn or 0.0
+            )
 
 
 @Parameter(name="*")

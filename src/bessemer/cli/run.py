@@ -19,6 +19,7 @@ from bessemer.cli.options import (
     Json,
     Model,
     SamplingArguments,
+    SteeringArguments,
     StorageOptions,
     Text,
     Threads,
@@ -57,6 +58,7 @@ def run(
     sampling: SamplingArguments | None = None,
     storage: StorageOptions | None = None,
     dumps: DumpArguments | None = None,
+    steering: SteeringArguments | None = None,
     threads: Threads = None,
     json: Json = False,
 ) -> int:
@@ -88,7 +90,7 @@ def run(
         lines = None
         if dumps.dump_logprobs is not None:  # before minutes of work: may it be written?
             lines = open_files.enter_context(LineFile(Path(dumps.dump_logprobs)))
-        loaded = load_model(model, storage, threads)
+        loaded = load_model(model, storage, threads, steering)
         if lines is not None:
             options |= _logprobs_options(dumps, lines)
         return _answer(_start(loaded.model, request, options), loaded, json=json)
@@ -138,19 +140,28 @@ class Loaded:
     compile_seconds: float
 
 
-def load_model(name: str, storage: StorageOptions, threads: int | None) -> Loaded:
+def load_model(
+    name: str,
+    storage: StorageOptions,
+    threads: int | None,
+    steering: SteeringArguments | None = None,
+) -> Loaded:
     """Find or compile a model, and load it with its tokenizer."""
     from bessemer.api import prepare
+    from bessemer.artifact.manifest import is_artifact
     from bessemer.cli.compile import announce_wait
     from bessemer.cli.progress import StageProgress
     from bessemer.runtime.model import Model as RuntimeModel
 
+    steering = steering or SteeringArguments()
+    # A compiled folder is taken as it is: if it can't be steered, its model says so.
+    steerable = {"steering": True} if steering.is_given and not is_artifact(Path(name)) else {}
+    options = storage.compile_options(**steerable)
     with StageProgress() as progress:
-        prepared = prepare(
-            name, storage.compile_options(), progress=progress, waiting=announce_wait
-        )
+        prepared = prepare(name, options, progress=progress, waiting=announce_wait)
     began = time.monotonic()
     model = RuntimeModel(prepared.artifact, threads)
+    steering.apply(model)
     with ThreadPoolExecutor(1) as pool:  # the weights come in while the tokenizer is built
         tokenizer = pool.submit(lambda: model.tokenizer)
         model.engine  # noqa: B018

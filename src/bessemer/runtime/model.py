@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from bessemer.arguments import shown
+from bessemer.arguments import checked_path, shown
 from bessemer.artifact.manifest import Manifest
 from bessemer.artifact.reader import Artifact, open_artifact
 from bessemer.errors import ArtifactError, UsageError
@@ -22,6 +23,7 @@ from bessemer.runtime.sampling import SamplingOptions
 from bessemer.runtime.session import Session
 from bessemer.runtime.token_ids import checked_ids
 from bessemer.runtime.tokenizer import Tokenizer
+from bessemer.steering import DIRECTIONS, Steering, read_directions
 
 # Sessions that are kept for the next `generate`: one serves a program that asks one thing after
 # the other without giving its memory back in between.
@@ -48,6 +50,7 @@ class Model:
         self._loading = threading.Lock()
         self._engine: Engine | None = None
         self._idle: list[Session] = []
+        self._steering: Steering | None = None
 
     @classmethod
     def load(
@@ -120,7 +123,51 @@ class Model:
 
     def session(self) -> Session:
         """A new empty conversation."""
-        return Session(self.engine)
+        return self._steered(Session(self.engine))
+
+    def steer(
+        self,
+        directions: npt.ArrayLike | None,
+        *,
+        attention: float = 0.0,
+        ffn: float = 0.0,
+    ) -> None:
+        """Steer every conversation that begins from now on, see `bessemer.steering`.
+
+        directions: float32 [layers, hidden]; None ends it.  attention, ffn: the scales.
+
+        Raises UsageError when the model was compiled without steering, or they don't fit it.
+        """
+        if directions is None:
+            self._steering = None
+            return
+        steering = Steering(np.array(directions, np.float32), attention, ffn)
+        steering.check(*self.steering_shape)
+        self._steering = steering
+
+    @property
+    def steering_shape(self) -> tuple[int, int]:
+        """Layers and width of steering directions. UsageError where there is no steering."""
+        for state in self.manifest.state.named:
+            if state.name == DIRECTIONS:
+                layers, hidden = state.shape
+                return layers, hidden
+        raise UsageError(
+            f"{self.name} was compiled without steering; compile it with --steering (steering=True)"
+        )
+
+    def read_directions(self, path: str | Path) -> npt.NDArray[np.float32]:
+        """Steering directions from a file, a row of float32 for each layer. Raises UsageError."""
+        return read_directions(checked_path("--steering", path), *self.steering_shape)
+
+    def _steered(self, session: Session) -> Session:
+        """An empty session, steered as the model says."""
+        steering = self._steering
+        if steering is not None:
+            session.steer(steering.directions, attention=steering.attention, ffn=steering.ffn)
+        elif any(state.name == DIRECTIONS for state in self.manifest.state.named):
+            session.steer(None)
+        return session
 
     def generate(self, prompt: Prompt, **options: Any) -> str:
         """The continuation of `prompt`, as text. Options as for `stream`."""
@@ -214,7 +261,7 @@ class Model:
 
     def _borrow(self) -> Session:
         try:
-            return self._idle.pop()
+            return self._steered(self._idle.pop())
         except IndexError:
             return self.session()
 
