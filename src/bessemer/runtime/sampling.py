@@ -322,8 +322,8 @@ def log_softmax(logits: np.ndarray, vocab_limit: int | None = None) -> Float64:
     """
     limit = max(np.asarray(logits).size, 1) if vocab_limit is None else vocab_limit
     scores = Sampler(SamplingOptions(), limit).scores(logits)
-    peak = scores[_argmax(scores)]
-    return scores - (peak + math.log(np.exp(scores - peak).sum()))
+    below = scores - scores[_argmax(scores)]  # first, so that large logits lose nothing
+    return below - math.log(np.exp(below).sum())
 
 
 def most_likely(scores: Float64, k: int) -> list[tuple[int, float]]:
