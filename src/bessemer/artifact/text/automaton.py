@@ -193,10 +193,14 @@ def _classes(masks: list[Mask]) -> tuple[Classes, npt.NDArray[np.bool_]]:
     signature = np.zeros(CODE_POINTS, np.uint64)
     for index, mask in enumerate(masks):
         signature |= mask.astype(np.uint64) << np.uint64(index)
-    kinds, classes = np.unique(signature, return_inverse=True)
+    # Neighbours are mostly alike: only where the signature changes is there something to sort.
+    begins = np.flatnonzero(np.concatenate([[True], signature[1:] != signature[:-1]]))
+    kinds, of_run = np.unique(signature[begins], return_inverse=True)
+    lengths = np.diff(np.append(begins, CODE_POINTS))
+    classes = np.repeat(of_run.reshape(-1), lengths)
     bits = np.arange(len(masks), dtype=np.uint64)[:, None]
     inside = (kinds[None, :] >> bits & np.uint64(1)).astype(np.bool_)
-    return classes.reshape(-1).astype(np.uint8), inside
+    return classes.astype(np.uint8), inside
 
 
 def _step(

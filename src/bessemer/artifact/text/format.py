@@ -116,11 +116,16 @@ class TokenizerFile:
         if classes is None:
             self._maps.append(struct.pack("<III", 0, 0, 0))
             return number
-        blocks, index = np.unique(classes.reshape(MAP_BLOCKS, BLOCK), axis=0, return_inverse=True)
+        content = classes.astype(np.uint8).tobytes()
+        blocks: dict[bytes, int] = {}
+        index = [
+            blocks.setdefault(content[at : at + BLOCK], len(blocks))
+            for at in range(0, CODE_POINTS, BLOCK)
+        ]
         index_offset = len(self._map_data)
-        self._map_data += index.reshape(-1).astype("<u2").tobytes()
+        self._map_data += np.array(index, "<u2").tobytes()
         blocks_offset = len(self._map_data)
-        self._map_data += blocks.astype(np.uint8).tobytes()
+        self._map_data += b"".join(blocks)
         self._maps.append(struct.pack("<III", index_offset, blocks_offset, len(blocks)))
         return number
 

@@ -203,7 +203,8 @@ class _Parser:
         """A set after a backslash."""
         char = self._take()
         if char in _SHORT_CLASSES:
-            return members("\\" + char)
+            positive = members("\\" + char.lower())
+            return positive if char.islower() else ~positive
         if char in "pP":
             if self._take() != "{" or "}" not in self._text[self._at :]:
                 raise self._unknown("a property without braces")
