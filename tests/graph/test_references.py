@@ -184,6 +184,8 @@ def test_glu_linear():
     clamped = run("glu_linear", x, w, b, has_bias=True, activation="swiglu_clamped", limit=0.5)
     g, u = np.minimum(gate, 0.5), np.clip(up, -0.5, 0.5)
     close(clamped, (u + 1) * g / (1 + np.exp(-1.702 * g)))
+    plain = run("glu_linear", x, w, b, has_bias=True, activation="silu_clamped", limit=0.5)
+    close(plain, u * g / (1 + np.exp(-g)))
 
 
 def test_norms():
@@ -211,6 +213,11 @@ def test_rope_is_a_complex_product(style, width):
         np.concatenate(order, -1) if style == "half" else np.stack(order, -1).reshape(5, 2, 6)
     )
     close(run("rope", x, cos, sin, style=style), np.concatenate([expected, x[..., 6:]], -1))
+    tail = np.concatenate([x[..., 6:], pairs], -1)  # the same elements, turned where they are
+    turned_tail = np.concatenate([x[..., 6:], expected], -1)
+    close(run("rope", tail, cos, sin, style=style, offset=width - 6), turned_tail)
+    back = run("rope", turned_tail, cos, -sin, style=style, offset=width - 6)
+    np.testing.assert_allclose(back, tail, rtol=1e-5, atol=1e-5)
 
 
 ATTENTION = ["attention", "flash_attention", "gqa_decode_attention"]
@@ -312,8 +319,11 @@ def test_state_starts_at_zero_and_is_kept():
     assert (evaluate_node(node, [], env)[0] == 1).all()
 
 
-def test_every_op_is_exercised_here():
-    text = Path(__file__).read_text(encoding="utf-8")
+def test_every_op_is_exercised():
+    """Here, or in the file of its family."""
+    families = ("test_references", "test_compressed", "test_rounding", "test_streams")
+    files = [Path(__file__).with_name(f"{name}.py") for name in families]
+    text = "".join(file.read_text(encoding="utf-8") for file in files)
     elementwise = {*UNARY, *ARITHMETIC, *COMPARE, *LOGICAL}
     leaves = {"input", "param", "constant"}
     reductions = {n for n in SCHEMAS if n.startswith("reduce_")}
