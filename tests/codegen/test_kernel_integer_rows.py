@@ -8,36 +8,45 @@ import pytest
 from bessemer.codegen.emit import Fn
 from bessemer.codegen.group import ROWS, GroupSpec, Operand
 from bessemer.codegen.kernels.integer_rows import pair_dot
-from tests.codegen.integer_reference import integers
+from tests.codegen.integer_reference import grouped, integers
 from tests.codegen.kernel_harness import LANES, CompiledKernel, codegen_target
 
+GROUP = 6
 
-def spec(shape: tuple[int | str, ...]) -> GroupSpec:
-    *lead, depth = shape
-    blocks = -(-int(depth) // 32)
+
+def spec(shape: tuple[int | str, ...], group: int) -> GroupSpec:
+    rows, *inner, depth = shape
+    blocks = -(-int(depth) // 32) * (int(inner[0]) if inner else 1)
     return GroupSpec(
         "quantise_rows",
         (
             Operand("f32", shape),
-            Operand("i16", (*lead, 32 * blocks), None, "out"),
-            Operand("f32", (*lead, blocks), None, "out"),
+            Operand("i16", (rows, 32 * blocks), None, "out"),
+            Operand("f32", (rows, blocks), None, "out"),
         ),
+        (),
+        (("group", group),),
     )
 
 
-def run(x: np.ndarray, lanes: int = 8) -> tuple[np.ndarray, np.ndarray]:
-    q, scales = (np.full_like(a, 99) for a in integers(x))
-    kernel = CompiledKernel(spec((ROWS, *x.shape[1:])), codegen_target(lanes))
+def run(x: np.ndarray, lanes: int = 8, group: int = GROUP) -> tuple[np.ndarray, np.ndarray]:
+    """Integers and scales, row by row."""
+    rows = x.reshape(-1, x.shape[-1])
+    q, scales = (np.full_like(a, 99) for a in grouped(x, group))
+    kernel = CompiledKernel(spec((ROWS, *x.shape[1:]), group), codegen_target(lanes))
     kernel(len(x), [x, q, scales], threads=2)
-    return q, scales
+    by_row = q.reshape(len(q) // group, -1, group, 2).transpose(0, 2, 1, 3).reshape(q.shape)
+    scale = scales.reshape(len(q) // group, -1, group).transpose(0, 2, 1).reshape(scales.shape)
+    return by_row[: len(rows)], scale[: len(rows)]
 
 
 @pytest.mark.parametrize("lanes", LANES)
-@pytest.mark.parametrize("shape", [(3, 1), (2, 33), (5, 64), (4, 3, 47)])
+@pytest.mark.parametrize("shape", [(3, 1), (2, 33), (13, 64), (4, 3, 47)])
 def test_rows(shape: tuple[int, ...], lanes: int) -> None:
     x = np.random.default_rng(0).standard_normal(shape, dtype=np.float32) * np.float32(7)
-    for got, want in zip(run(x, lanes), integers(x), strict=True):
-        np.testing.assert_array_equal(got, want)
+    for group in (1, GROUP):
+        for got, want in zip(run(x, lanes, group), integers(x.reshape(-1, shape[-1])), strict=True):
+            np.testing.assert_array_equal(got, want)
 
 
 def test_small_integers_and_powers_keep_their_values() -> None:

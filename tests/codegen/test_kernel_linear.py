@@ -9,11 +9,12 @@ from bessemer.artifact import packing
 from bessemer.artifact.layout import StoredWeight
 from bessemer.codegen.group import ROWS, GroupSpec, Operand
 from bessemer.codegen.kernels import linear as _linear  # noqa: F401
+from bessemer.codegen.kernels.tile import tile_shape
 from bessemer.graph import DType, Env, TensorType, evaluate_node
 from bessemer.graph.ops.elementwise import ACTIVATIONS
 from bessemer.graph.ops.fused import gated
 from bessemer.graph.schema import build, param
-from tests.codegen.integer_reference import integers
+from tests.codegen.integer_reference import grouped
 from tests.codegen.kernel_harness import CompiledKernel, codegen_target
 
 FORMATS = ("f32", "f16", "bf16", "q8_0")
@@ -78,9 +79,11 @@ def random(shape: tuple[int, ...], seed: int) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
 
 
-def activations(x: np.ndarray, spec: GroupSpec) -> list[np.ndarray]:
+def activations(x: np.ndarray, spec: GroupSpec, lanes: int = 8) -> list[np.ndarray]:
     """x as the group takes it: itself, or integers and their scales."""
-    return list(integers(x)) if spec.operands[0].element == "i16" else [x]
+    if spec.operands[0].element != "i16":
+        return [x]
+    return list(grouped(x, tile_shape(codegen_target(lanes)).rows))
 
 
 @pytest.mark.parametrize("lanes", [8, 4])
@@ -102,7 +105,7 @@ def test_linear_sizes(k: int, n: int, dtype: str, lanes: int) -> None:
         for kernel in kernels:
             for threads in (1, 2, 3):
                 out = np.full((rows, n), np.nan, np.float32)
-                given = activations(x, kernel.spec)
+                given = activations(x, kernel.spec, lanes)
                 kernel(rows, [*given, stored, out], threads=threads, order="reversed")
                 np.testing.assert_allclose(out, want, rtol=2e-5, atol=tolerance)
 

@@ -7,10 +7,11 @@ from typing import Any
 from bessemer.artifact.layout import Q8_DEPTH
 from bessemer.codegen import hot_compressed
 from bessemer.codegen.kernels import attention_decode, integer_rows
+from bessemer.codegen.kernels.tile import tile_shape
 from bessemer.codegen.program import EXPANDERS, Planner, expands
 from bessemer.codegen.views import View
 from bessemer.graph.core import Node, Value
-from bessemer.graph.dims import Dim
+from bessemer.graph.dims import Dim, product
 
 # The rows whose logits are wanted: mostly one, whatever the length of the prompt.
 WANTED_ROWS = Dim.sym("R")
@@ -82,17 +83,24 @@ def _is_quantised(planner: Planner, weight: Value) -> bool:
 
 
 def _integer_rows(planner: Planner, node: Node) -> list[tuple[View, str]]:
-    """x of a product with quantised weights as 16-bit integers and their scales."""
+    """x of a product with quantised weights as 16-bit integers and their scales: memory for the
+    rows in groups of the register tile's rows, of which the last may be filled in part.
+    """
     x = node.inputs[0]
-    depth = x.shape[-1]
+    rows, *inner, depth = x.shape
     assert isinstance(depth, int)
-    count = integer_rows.blocks(depth)
-    q = planner.temporary("integers", (*x.shape[:-1], count * Q8_DEPTH), "i16")
-    scales = planner.temporary("scales", (*x.shape[:-1], count))
+    count, group = integer_rows.blocks(depth), 1
+    if isinstance(rows, Dim):
+        group = tile_shape(planner.target).rows
+    each = product(tuple(inner))
+    q = planner.temporary("integers", (rows + (group - 1), each * count * Q8_DEPTH), "i16")
+    scales = planner.temporary("scales", (rows + (group - 1), each * count))
     planner.call(
         "quantise_rows",
         [(planner.read(x), "in"), (q, "out"), (scales, "out")],
         label=_label(node),
+        attrs={"group": group},
+        rows=rows,
     )
     return [(q, "in"), (scales, "in")]
 

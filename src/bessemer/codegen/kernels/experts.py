@@ -2,8 +2,8 @@
 
 Operands: x[ROWS, K] or x[ROWS, k, K] (of quantised weights: integers and their scales, see
 `integer_rows`), indices[ROWS, k] (i64), w panels [E, N/32, K, 32] (gated: [E, 2, N/32, K, 32]),
-[bias[E, N] or [E, 2, N]], out[ROWS, k, N]. A thread takes a range of panels of every expert. Weights
-of experts that no row chose are not touched.
+[bias[E, N] or [E, 2, N]], out[ROWS, k, N]. A thread takes a range of panels of every expert.
+Weights of experts that no row chose are not touched.
 
 Many rows are grouped by expert first: the (row, choice) pairs of each expert go through the
 register tile together, gathered by index. One row is a matrix-vector product for each choice.
@@ -24,13 +24,16 @@ from bessemer.codegen.kernels.panel import Panel
 from bessemer.codegen.kernels.tile import (
     K_BLOCK,
     PRODUCT_TYPE,
-    Tile,
     open_tile,
     padded_rows,
     scratch_view,
+    tile_shape,
 )
 from bessemer.codegen.kernels.tile_integer import IntegerTile
 from bessemer.codegen.kernels.vectors import Array, ScratchPlan, operand, pieces
+
+# (panel, number of rows, product, the (row, choice) pair of a number)
+SlabProduct = Callable[[Panel, str, str, Callable[[str], tuple[str, str]]], None]
 
 
 @dataclass(frozen=True)
@@ -99,24 +102,43 @@ class Experts:
         """One panel of an expert's weight."""
         return Panel(f, lanes, *self.described(self.w), (expert, *self.part(f, part), panel))
 
-    @property
-    def integer_rows(self) -> IntegerRows | None:
-        return IntegerRows(self.x, self.scales) if self.scales else None
+    def integer_rows(self, f: Fn, target: CodegenTarget) -> IntegerRows:
+        """The rows, when they come as integers: one for each row of x, or for each pair."""
+        assert self.scales is not None
+        blocks = int(self.shape(self.w)[-2])
+        group = 1 if self.one_row else tile_shape(target).rows
+        return IntegerRows.of(f, self.x, self.scales, blocks, group)
+
+    def integer_row(self, f: Fn, row: str, choice: str) -> str:
+        """Number of the integer row of a (row, choice) pair."""
+        blocks = int(self.shape(self.w)[-2])
+        assert self.scales is not None
+        if self.shape(self.scales)[-1] == blocks:
+            return row
+        return f.add(f.mul(row, f.index(self.choices)), choice)
 
     def product(
         self, f: Fn, target: CodegenTarget, panel: Panel, row: str, choice: str
     ) -> list[str]:
         """The sums of a panel with the input of a (row, choice) pair."""
-        at, rows = self.x_at(row, choice), self.integer_rows
-        if rows is not None:
-            return panel.integer_product(target, rows, at)
+        if self.scales is not None:
+            rows = self.integer_rows(f, target)
+            place = rows.place(f, self.integer_row(f, row, choice))
+            return panel.integer_product(target, rows, place)
+        at = self.x_at(row, choice)
         return panel.product(row_reader(f, target, self.described(self.x), at), self.depth)
 
-    def open_tile(self, f: Fn, target: CodegenTarget, offset: int) -> Tile | IntegerTile:
-        rows = self.integer_rows
-        if rows is not None:
-            return IntegerTile.open(f, target, rows, offset)
-        return open_tile(f, target, *self.described(self.x), offset=offset)
+    def slab_product(self, f: Fn, target: CodegenTarget, offset: int) -> SlabProduct:
+        """How a panel is multiplied with gathered rows."""
+        if self.scales is not None:
+            integers = IntegerTile.open(f, target, self.integer_rows(f, target), offset)
+            return lambda panel, count, product, pair: integers.block_product(
+                panel, count, product, lambda i: self.integer_row(f, *pair(i))
+            )
+        floats = open_tile(f, target, *self.described(self.x), offset=offset)
+        return lambda panel, count, product, pair: floats.block_product(
+            panel, count, product, lambda i: self.x_at(*pair(i))
+        )
 
     def chosen(self, f: Fn, row: str, choice: str) -> str:
         """The expert of a pair. A router of NaN must not lead out of the weights."""
@@ -177,7 +199,7 @@ def _emit_one_row(f: Fn, group: Experts, target: CodegenTarget) -> None:
 def _emit_grouped(f: Fn, group: Experts, target: CodegenTarget) -> None:
     plan = _plan(group.spec, target)
     size = f.index(padded_rows(target.chunk, target))
-    tile = group.open_tile(f, target, plan.offset("weights"))
+    multiply = group.slab_product(f, target, plan.offset("weights"))
     outputs = [
         Array(scratch_view(f, plan.offset(f"product{p}"), PRODUCT_TYPE, size), PRODUCT_TYPE)
         for p in range(group.parts)
@@ -191,7 +213,8 @@ def _emit_grouped(f: Fn, group: Experts, target: CodegenTarget) -> None:
         # A row that chose an expert twice can make more pairs than a chunk has rows.
         with f.loop("%begin", "%end") as panel, f.loop(first, end, chunk) as slab:
             count = f.min(f.sub(end, slab.iv), chunk)
-            _slab(f, group, tile, (expert.iv, panel.iv), (pairs, slab.iv, count), outputs)
+            place = (expert.iv, panel.iv)
+            _slab(f, group, target, multiply, place, (pairs, slab.iv, count), outputs)
         expert.carry(end)
 
 
@@ -222,7 +245,8 @@ def _group_by_expert(f: Fn, group: Experts, ends: Array, pairs: Array) -> None:
 def _slab(
     f: Fn,
     group: Experts,
-    tile: Tile | IntegerTile,
+    target: CodegenTarget,
+    multiply: SlabProduct,
     place: tuple[str, str],
     slab: tuple[Array, str, str],
     outputs: list[Array],
@@ -237,14 +261,14 @@ def _slab(
         return f.div(found, choices), f.rem(found, choices)
 
     for part, output in enumerate(outputs):
-        weights = group.panel(f, tile.target.lanes, expert, part, panel)
-        tile.block_product(weights, count, output.name, lambda i: group.x_at(*pair(i)))
+        weights = group.panel(f, target.lanes, expert, part, panel)
+        multiply(weights, count, output.name, pair)
     with f.loop(f.index(0), count) as i:
 
         def products(width: int, column: str) -> list[str]:
             return [output.vload(f, width, i.iv, column) for output in outputs]
 
-        _finish(f, group, tile.target, place, products, lambda: pair(i.iv))
+        _finish(f, group, target, place, products, lambda: pair(i.iv))
 
 
 def _finish(

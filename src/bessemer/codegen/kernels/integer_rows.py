@@ -5,16 +5,20 @@ two, so that small integers keep their very values; q has 15 bits and a sign, wh
 finer than the 8 bits that engines usually give to activations, and costs no more: AVX2 multiplies
 pairs of 16-bit integers at twice the rate of floats.
 
+Rows lie in groups, as many as a register tile has: what a step of the tile takes of each of its
+rows is one short stretch of memory, at one address.
+
 A block with an infinity or a NaN gets an infinite scale: what it touches is not finite either.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from bessemer.artifact.layout import Q8_DEPTH
-from bessemer.codegen.emit import Fn
-from bessemer.codegen.group import CodegenTarget, GroupSpec, Kernel, Operand, register
+from bessemer.artifact.layout import Q8_DEPTH, Q8_PAIR
+from bessemer.codegen.emit import Fn, contiguous_strides, memref_type
+from bessemer.codegen.group import CodegenTarget, GroupSpec, Kernel, register
 from bessemer.codegen.kernels.vectors import (
     Array,
     ScratchPlan,
@@ -44,23 +48,70 @@ def blocks(depth: int) -> int:
 
 @dataclass(frozen=True)
 class IntegerRows:
-    """Where quantised rows lie. q: i16 [..., 32 * blocks].  scales: f32 [..., blocks]."""
+    """Where quantised rows lie. q: i16 [groups][pairs][group][2], depths by pairs.
+    scales: f32 [groups][blocks][group]. A place is a row's group, and which of its rows it is.
+    """
 
     q: Array
     scales: Array
+    group: int
 
-    def pair(self, f: Fn, lanes: int, at: list[str], k: str) -> str:
-        """q[at, k] and q[at, k + 1] side by side in every pair of a vector of 2 * lanes i16."""
-        place = ", ".join([*at, k])
-        two = f.op(f"vector.load {self.q.name}[{place}] : {self.q.type}, vector<2xi16>")
+    @staticmethod
+    def of(f: Fn, q: Array, scales: Array, count: int, group: int) -> IntegerRows:
+        """Rows of `count` blocks in memory of any rank that begins with a group."""
+        pairs = count * Q8_DEPTH // Q8_PAIR
+        return IntegerRows(
+            _reshaped(f, q, (pairs, group, Q8_PAIR)), _reshaped(f, scales, (count, group)), group
+        )
+
+    def place(self, f: Fn, row: str) -> list[str]:
+        """Of any row."""
+        size = f.index(self.group)
+        return [f.div(row, size), f.rem(row, size)]
+
+    def places(self, f: Fn, first: str) -> list[list[str]]:
+        """Of the rows of the group that begins with row `first`."""
+        at = f.div(first, f.index(self.group))
+        return [[at, f.index(r)] for r in range(self.group)]
+
+    def pair(self, f: Fn, lanes: int, place: list[str], pair: str) -> str:
+        """A row's values at depths 2 * pair and 2 * pair + 1, side by side in every pair of a
+        vector of 2 * lanes i16.
+        """
+        at, row = place
+        where = ", ".join([at, pair, row, f.index(0)])
+        two = f.op(f"vector.load {self.q.name}[{where}] : {self.q.type}, vector<2xi16>")
         word = f.op(f"vector.bitcast {two} : vector<2xi16> to vector<1xi32>")
         word = f.op(f"vector.extract {word}[0] : i32 from vector<1xi32>")
         words = f.op(f"vector.broadcast {word} : i32 to vector<{lanes}xi32>")
         return f.op(f"vector.bitcast {words} : vector<{lanes}xi32> to vector<{2 * lanes}xi16>")
 
-    def scale(self, f: Fn, lanes: int, at: list[str], block: str) -> str:
-        """s[at, block] in every lane."""
-        return f.broadcast(self.scales.load(f, *at, block), lanes)
+    def scale(self, f: Fn, lanes: int, place: list[str], block: str) -> str:
+        """A row's scale of a block, in every lane."""
+        at, row = place
+        return f.broadcast(self.scales.load(f, at, block, row), lanes)
+
+    def store_pair(self, f: Fn, values: str, place: list[str], pair: str) -> None:
+        """values: vector<2xi16>"""
+        at, row = place
+        where = ", ".join([at, pair, row, f.index(0)])
+        f.line(f"vector.store {values}, {self.q.name}[{where}] : {self.q.type}, vector<2xi16>")
+
+
+def _reshaped(f: Fn, array: Array, inner: tuple[int, ...]) -> Array:
+    """Contiguous memory as [any number][inner...]."""
+    strides = contiguous_strides(("?", *inner))
+    assert strides is not None
+    type_ = memref_type(("?", *inner), array.element)
+    sizes = ", ".join([f.index(1), *map(str, inner)])
+    return Array(
+        f.op(
+            f"memref.reinterpret_cast {array.name} to offset: [0], sizes: [{sizes}], "
+            f"strides: [{', '.join(map(str, strides))}] : {array.type} to {type_}"
+        ),
+        type_,
+        array.element,
+    )
 
 
 def pair_dot(f: Fn, target: CodegenTarget, a: str, b: str) -> str:
@@ -92,7 +143,9 @@ def quantise_row(
     depth: int,
     to: tuple[IntegerRows, list[str]],
 ) -> None:
-    """One row of x, f32 [.., depth], into `to`. x and `to`: the arrays and the row's indices."""
+    """One row of x, f32 [.., depth], into `to`. x: the array and the row's indices; to: the rows
+    and the place among them.
+    """
     whole = depth // Q8_DEPTH
     with f.loop(f.index(0), f.index(whole)) as block:
         _quantise_block(f, target, x, Q8_DEPTH, to, block.iv)
@@ -108,21 +161,33 @@ def _quantise_block(
     to: tuple[IntegerRows, list[str]],
     block: str,
 ) -> None:
-    first = f.mul(block, f.index(Q8_DEPTH))
     (source, at), (rows, place) = x, to
+    first = f.mul(block, f.index(Q8_DEPTH))
     parts = pieces(count, target.lanes)
     values = [source.vload(f, w, *at, f.offset(first, o)) for o, w in parts]
     power = _power_of_two(f, target, parts, values)
     scale = f.arith("mulf", power, f.f32(2.0**-SCALE_BITS), type_="f32")
     inverse = f.arith("divf", f.f32(2.0**SCALE_BITS), power, type_="f32")
-    rows.scales.store(f, scale, *place, block)
-    for (offset, width), value in zip(parts, values, strict=True):
-        _store(
-            f, rows.q, [*place, f.offset(first, offset)], _round(f, value, inverse, width), width
-        )
-    for offset, width in pieces(Q8_DEPTH - count, target.lanes):
-        zero = f.constant(f"arith.constant dense<0> : {vector_type(width, 'i16')}")
-        _store(f, rows.q, [*place, f.offset(first, count + offset)], zero, width)
+    rows.scales.store(f, scale, place[0], block, place[1])
+    whole = [_round(f, v, inverse, w) for (_, w), v in zip(parts, values, strict=True)]
+    pair = f.mul(block, f.index(Q8_DEPTH // Q8_PAIR))
+    for i, values_ in enumerate(_pairs(f, parts, whole)):
+        rows.store_pair(f, values_, place, f.offset(pair, i))
+
+
+def _pairs(f: Fn, parts: list[tuple[int, int]], values: list[str]) -> Iterator[str]:
+    """The i16 of a block as vector<2xi16>, one after another; past the last, zeros."""
+    zero = f.constant(f"arith.constant dense<0> : {vector_type(Q8_PAIR, 'i16')}")
+    for (_, width), value in zip(parts, values, strict=True):
+        kind, two = vector_type(width, "i16"), vector_type(Q8_PAIR, "i16")
+        if width == 1:
+            yield f.op(f"vector.shuffle {value}, {zero} [0, 1] : {kind}, {two}")
+        for i in range(0, width - 1, Q8_PAIR):
+            cut = f"{{offsets = [{i}], sizes = [{Q8_PAIR}], strides = [1]}}"
+            yield f.op(f"vector.extract_strided_slice {value} {cut} : {kind} to {two}")
+    count = sum(width for _, width in parts)
+    for _ in range((Q8_DEPTH - count) // Q8_PAIR):
+        yield zero
 
 
 def _power_of_two(
@@ -168,44 +233,33 @@ def _round(f: Fn, value: str, inverse: str, width: int) -> str:
     return f.op(f"arith.trunci {wide} : {vector_type(width, 'i32')} to {vector_type(width, 'i16')}")
 
 
-def _store(f: Fn, to: Array, at: list[str], value: str, width: int) -> None:
-    kind = vector_type(width, "i16")
-    f.line(f"vector.store {value}, {to.name}[{', '.join(at)}] : {to.type}, {kind}")
-
-
 def plan_row(plan: ScratchPlan, depth: int) -> None:
     """Room for one quantised row in the thread's scratch."""
     plan.add("q", (blocks(depth) * Q8_DEPTH,), "i16")
     plan.add("scales", (blocks(depth),))
 
 
-def scratch_row(f: Fn, plan: ScratchPlan) -> IntegerRows:
+def scratch_row(f: Fn, plan: ScratchPlan, depth: int) -> IntegerRows:
     """The row that `plan_row` made room for."""
-    return IntegerRows(plan.view(f, "q"), plan.view(f, "scales"))
-
-
-def shapes(x: Operand) -> tuple[tuple[int | str, ...], tuple[int | str, ...]]:
-    """Shapes of q and of scales for x[..., K]."""
-    depth = x.shape[-1]
-    assert isinstance(depth, int)
-    return (*x.shape[:-1], blocks(depth) * Q8_DEPTH), (*x.shape[:-1], blocks(depth))
+    q, scales = plan.view(f, "q"), plan.view(f, "scales")
+    return IntegerRows.of(f, Array(q.name, q.type, "i16"), scales, blocks(depth), 1)
 
 
 def emit(f: Fn, spec: GroupSpec, target: CodegenTarget) -> None:
-    """Operands: x[rows, K] or x[rows, n, K], q and scales out."""
+    """Operands: x[rows, K] or x[rows, n, K], q and scales out. Rows are numbered as they lie."""
     x, q, scales = (operand(spec, i) for i in range(3))
     *lead, depth = spec.operands[0].shape[1:]
     assert isinstance(depth, int)
-    rows = IntegerRows(q, scales)
+    rows = IntegerRows.of(f, q, scales, blocks(depth), spec.attr("group"))
     with f.loop("%begin", "%end") as row:
         if not lead:
-            quantise_row(f, target, (x, [row.iv]), depth, (rows, [row.iv]))
+            quantise_row(f, target, (x, [row.iv]), depth, (rows, rows.place(f, row.iv)))
             return
         (count,) = lead
         assert isinstance(count, int)
         with f.loop(f.index(0), f.index(count)) as inner:
-            at = [row.iv, inner.iv]
-            quantise_row(f, target, (x, at), depth, (rows, at))
+            place = rows.place(f, f.add(f.mul(row.iv, f.index(count)), inner.iv))
+            quantise_row(f, target, (x, [row.iv, inner.iv]), depth, (rows, place))
 
 
 register(Kernel("quantise_rows", "rows", emit))

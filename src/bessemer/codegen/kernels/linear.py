@@ -4,8 +4,8 @@ Weights are panels (gated: [2] of them, see `panel`); a thread takes a range of 
 rows go through a register tile; one row is a matrix-vector product that streams each panel once.
 Both end in the same epilogue, on vectors, or on scalars for the columns past N.
 
-Quantised weights meet rows of 16-bit integers (`integer_rows`). Many rows come as such, made once by
-a group of their own; one row each thread converts for itself, which costs less than to wait for it.
+Quantised weights meet rows of 16-bit integers (`integer_rows`). Many rows come as such, made once
+by a group of their own; one row each thread converts for itself, which costs less than to wait.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from bessemer.codegen.kernels.tile import (
     padded_rows,
     product_bytes,
     scratch_view,
+    tile_shape,
     weights_bytes,
 )
 from bessemer.codegen.kernels.tile_integer import IntegerTile
@@ -67,11 +68,13 @@ class Operands:
         assert isinstance(depth, int)
         return depth
 
-    @property
-    def integer_rows(self) -> IntegerRows:
+    def integer_rows(self, fn: Fn, target: CodegenTarget) -> IntegerRows:
         """The rows, when they come as integers."""
         assert self.scales is not None
-        return IntegerRows(*(Array(name, o.type, o.element) for name, o in (self.x, self.scales)))
+        q, scales = (Array(name, o.type, o.element) for name, o in (self.x, self.scales))
+        blocks = self.scales[1].shape[-1]
+        assert isinstance(blocks, int)
+        return IntegerRows.of(fn, q, scales, blocks, tile_shape(target).rows)
 
 
 # Gives the products of column j.. of the panel: one per weight part (two when gated).
@@ -149,7 +152,7 @@ def _panel(fn: Fn, spec: GroupSpec, target: CodegenTarget, part: int, panel: str
 
 def _open_tile(fn: Fn, target: CodegenTarget, ops: Operands) -> Tile | IntegerTile:
     if ops.scales is not None:
-        return IntegerTile.open(fn, target, ops.integer_rows)
+        return IntegerTile.open(fn, target, ops.integer_rows(fn, target))
     return open_tile(fn, target, *ops.x)
 
 
@@ -194,12 +197,12 @@ def _row_product(fn: Fn, spec: GroupSpec, target: CodegenTarget) -> Callable[[Pa
         reader = row_reader(fn, target, ops.x, [zero])
         return lambda panel: panel.product(reader, ops.depth)
     if ops.scales is not None:
-        given = ops.integer_rows
-        return lambda panel: panel.integer_product(target, given, [zero])
-    row = scratch_row(fn, _matvec_plan(spec))
+        given = ops.integer_rows(fn, target)
+        return lambda panel: panel.integer_product(target, given, [zero, zero])
+    row = scratch_row(fn, _matvec_plan(spec), ops.depth)
     x = Array(ops.x[0], ops.x[1].type, ops.x[1].element)
-    quantise_row(fn, target, (x, [zero]), ops.depth, (row, []))
-    return lambda panel: panel.integer_product(target, row, [])
+    quantise_row(fn, target, (x, [zero]), ops.depth, (row, [zero, zero]))
+    return lambda panel: panel.integer_product(target, row, [zero, zero])
 
 
 def _emit_matvec(fn: Fn, spec: GroupSpec, target: CodegenTarget) -> None:

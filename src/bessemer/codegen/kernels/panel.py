@@ -99,7 +99,9 @@ class Panel:
         """The 32 sums of weight * x(k) over k < depth, as vectors. x gives a broadcast vector."""
         return self._sums(x, depth)
 
-    def integer_product(self, target: CodegenTarget, rows: IntegerRows, at: list[str]) -> list[str]:
+    def integer_product(
+        self, target: CodegenTarget, rows: IntegerRows, place: list[str]
+    ) -> list[str]:
         """The 32 sums of weight * x over one row of integers, as f32 vectors. The sums of a block
         are exact; its scales are applied once.
         """
@@ -107,8 +109,8 @@ class Panel:
         kind, whole = vector_type(lanes), vector_type(lanes, "i32")
         start = [(fn.splat(0.0, lanes), kind)] * len(self.columns)
         with fn.loop(fn.index(0), fn.index(self.blocks), 1, start) as loop:
-            x_scale = rows.scale(fn, lanes, at, loop.iv)
-            sums = self._integer_block(target, rows, at, loop.iv)
+            x_scale = rows.scale(fn, lanes, place, loop.iv)
+            sums = self._integer_block(target, rows, place, loop.iv)
             totals = []
             for total, value, scale in zip(loop.args, sums, self.scales(loop.iv), strict=True):
                 value = fn.op(f"arith.sitofp {value} : {whole} to {kind}")
@@ -118,18 +120,17 @@ class Panel:
         return loop.results
 
     def _integer_block(
-        self, target: CodegenTarget, rows: IntegerRows, at: list[str], block: str
+        self, target: CodegenTarget, rows: IntegerRows, place: list[str], block: str
     ) -> list[str]:
         fn, kind = self.fn, vector_type(self.lanes, "i32")
         zero = fn.constant(f"arith.constant dense<0> : {kind}")
-        first = fn.mul(block, self._depth)
+        first = fn.mul(block, fn.index(Q8_DEPTH // Q8_PAIR))
         start = [(zero, kind)] * len(self.columns)
         with fn.loop(fn.index(0), fn.index(Q8_DEPTH // Q8_PAIR), PAIR_UNROLL, start) as loop:
             sums = list(loop.args)
             for u in range(PAIR_UNROLL):
                 pair = fn.offset(loop.iv, u)
-                k = fn.add(first, fn.mul(pair, fn.index(Q8_PAIR)))
-                x = rows.pair(fn, self.lanes, at, k)
+                x = rows.pair(fn, self.lanes, place, fn.add(first, pair))
                 products = [pair_dot(fn, target, w, x) for w in self.pairs(block, pair)]
                 pairs = zip(sums, products, strict=True)
                 sums = [fn.arith("addi", a, b, type_=kind) for a, b in pairs]

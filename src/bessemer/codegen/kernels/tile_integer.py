@@ -26,8 +26,6 @@ from bessemer.codegen.kernels.vectors import Array, vector_type
 
 BLOCKS = K_BLOCK // Q8_DEPTH
 PAIRS = Q8_DEPTH // Q8_PAIR
-# Pairs of depths per turn of the innermost loop: enough to hide what the loop itself costs.
-UNROLL = 4
 
 
 @dataclass(frozen=True)
@@ -67,26 +65,47 @@ class IntegerTile:
         panel: Panel,
         rows: str,
         product: str,
-        row_index: Callable[[str], list[str]] | None = None,
+        row_index: Callable[[str], str] | None = None,
     ) -> None:
         """C[0:rows] = X @ panel.T into `product`, a memref<? x 32 x f32> of padded rows.
 
-        row_index(m) gives the indices of row m of x; None: [m].
+        row_index(m) gives the number of row m of x; None: m.
         """
         fn = self.fn
         total = fn.index(panel.blocks)
+        self._clear(product, rows)
         with fn.loop(fn.index(0), total, BLOCKS) as k_loop:
             count = fn.min(fn.index(BLOCKS), fn.sub(total, k_loop.iv))
             self._widen(panel, k_loop.iv, count)
-            with fn.loop(fn.index(0), rows, tile_shape(self.target).rows) as m_loop:
-                at = rows_at(fn, self.target, m_loop.iv, rows, row_index)
-                with (
-                    fn.loop(fn.index(0), fn.index(PANEL_ROWS // self.columns)) as n_loop,
-                    fn.loop(fn.index(0), count) as block,
-                ):
-                    sums = self._sums(at, n_loop.iv, block.iv, fn.add(k_loop.iv, block.iv))
+            # Blocks are outside rows: C of a tile stays in memory, where LLVM would otherwise also
+            # keep it on the stack from one block to the next.
+            with (
+                fn.loop(fn.index(0), count) as block,
+                fn.loop(fn.index(0), rows, tile_shape(self.target).rows) as m_loop,
+            ):
+                at = self._places(m_loop.iv, rows, row_index)
+                k_block = fn.add(k_loop.iv, block.iv)
+                with fn.loop(fn.index(0), fn.index(PANEL_ROWS // self.columns)) as n_loop:
+                    sums = self._sums(at, n_loop.iv, block.iv, k_block)
                     place = (m_loop.iv, n_loop.iv, block.iv)
-                    self._accumulate(sums, at, place, fn.add(k_loop.iv, block.iv), product)
+                    self._accumulate(sums, at, place, k_block, product)
+
+    def _places(self, m: str, rows: str, row_index: Callable[[str], str] | None) -> list[list[str]]:
+        """Where the tile's rows of x lie; those past the end do not matter."""
+        if row_index is None:
+            return self.rows.places(self.fn, m)
+        wanted = rows_at(self.fn, self.target, m, rows, lambda r: [row_index(r)])
+        return [self.rows.place(self.fn, row) for (row,) in wanted]
+
+    def _clear(self, product: str, rows: str) -> None:
+        """Zeros in C, and in the rows that fill up its last tile."""
+        fn, lanes = self.fn, self.target.lanes
+        step = tile_shape(self.target).rows
+        with fn.loop(fn.index(0), rows, step) as m_loop:
+            for r in range(step):
+                for column in range(0, PANEL_ROWS, lanes):
+                    at = [fn.offset(m_loop.iv, r), fn.index(column)]
+                    fn.vstore(fn.splat(0.0, lanes), product, at, PRODUCT_TYPE, lanes)
 
     def _widen(self, panel: Panel, first: str, count: str) -> None:
         """The int8 weights and f16 scales of `count` blocks, into scratch."""
@@ -112,19 +131,17 @@ class IntegerTile:
         vectors, kind = tile_shape(self.target).vectors, vector_type(lanes, "i32")
         zero = fn.constant(f"arith.constant dense<0> : {kind}")
         start = [(zero, kind)] * (len(at) * vectors)
-        first_w, first_x = fn.mul(block, fn.index(PAIRS)), fn.mul(k_block, fn.index(Q8_DEPTH))
-        with fn.loop(fn.index(0), fn.index(PAIRS), UNROLL, start) as loop:
-            sums = list(loop.args)
-            for u in range(UNROLL):
-                pair = fn.offset(loop.iv, u)
-                weights = self._weights(part, fn.add(first_w, pair))
-                k = fn.add(first_x, fn.mul(pair, fn.index(Q8_PAIR)))
-                for r, row in enumerate(at):
-                    x = self.rows.pair(fn, lanes, row, k)
-                    for v, w in enumerate(weights):
-                        i = r * vectors + v
-                        product = pair_dot(fn, self.target, w, x)
-                        sums[i] = fn.arith("addi", sums[i], product, type_=kind)
+        first_w, first_x = (fn.mul(b, fn.index(PAIRS)) for b in (block, k_block))
+        # One pair a turn: of several, LLVM would add up the products before the sums, and spill.
+        with fn.loop(fn.index(0), fn.index(PAIRS), 1, start) as loop:
+            weights = self._weights(part, fn.add(first_w, loop.iv))
+            pair = fn.add(first_x, loop.iv)
+            sums = []
+            for r, row in enumerate(at):
+                x = self.rows.pair(fn, lanes, row, pair)
+                for v, w in enumerate(weights):
+                    product = pair_dot(fn, self.target, w, x)
+                    sums.append(fn.arith("addi", loop.args[r * vectors + v], product, type_=kind))
             loop.carry(*sums)
         return loop.results
 
@@ -147,20 +164,18 @@ class IntegerTile:
         k_block: str,
         product: str,
     ) -> None:
-        """C += scale of the row * scale of the weight * sum; the first block starts from zero."""
+        """C += scale of the row * scale of the weight * sum"""
         fn, lanes = self.fn, self.target.lanes
         m, part, block = place
         kind, column = vector_type(lanes), fn.mul(part, fn.index(self.columns))
         vectors = tile_shape(self.target).vectors
         columns = [fn.offset(column, v * lanes) for v in range(vectors)]
         scales = [self.scales.vload(fn, lanes, block, c) for c in columns]
-        is_first, zero = fn.cmp("eq", k_block, fn.index(0)), fn.splat(0.0, lanes)
         for r, row in enumerate(at):
             x_scale = self.rows.scale(fn, lanes, row, k_block)
             for v, w_scale in enumerate(scales):
                 to = [fn.offset(m, r), columns[v]]
                 held = fn.vload(product, to, PRODUCT_TYPE, lanes)
-                held = fn.select(is_first, zero, held, kind)
                 whole = sums[r * vectors + v]
                 value = fn.op(f"arith.sitofp {whole} : {vector_type(lanes, 'i32')} to {kind}")
                 scale = fn.arith("mulf", x_scale, w_scale, type_=kind)
