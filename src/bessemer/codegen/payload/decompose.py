@@ -2,8 +2,8 @@
 
 After it a payload consists of elementwise ops, views, and the few ops that have a loop of their
 own: `reduce_*` without keepdims, `matmul`, `take`, `gather`, `concat`, `pad`, `topk`, `argmax`,
-`cumsum`, `scatter`, `put`, `round_trip`, and two that exist only here, on weights as they are
-stored:
+`cumsum`, `scatter`, `put`, `round_trip`, `sinkhorn`, and two that exist only here, on weights as
+they are stored:
 
 - `project`(x[..., K], w[lead, N, K]) {lead}: x @ w[lead].T, sums in f32.
 - `expert_project`(x[..., (k,) K], indices[..., k], w[E, (2,) N, K]) {part}: the same with
@@ -204,19 +204,6 @@ def _rope(node: Node) -> Value:
     return parts[0] if len(parts) == 1 else emit("concat", *parts, axis=-1)
 
 
-def _sinkhorn(node: Node) -> Value:
-    (x,) = node.inputs
-    small = scalar(number(node, "eps"), x)
-
-    def scaled(x: Value, axis: int) -> Value:
-        return emit("div", x, emit("add", reduced("reduce_sum", x, [axis], True), small))
-
-    x = scaled(x, -2)
-    for _ in range(integer(node, "iterations") - 1):
-        x = scaled(scaled(x, -1), -2)
-    return x
-
-
 def _collapse_streams(node: Node) -> Value:
     x, pre = node.inputs
     return emit("reduce_sum", emit("mul", reshape(pre, (*pre.shape, 1)), x), axes=(-2,))
@@ -269,7 +256,6 @@ _RULES: dict[str, Rule] = {
     "expert_linear": _expert_linear,
     "moe": _moe,
     "rope": _rope,
-    "sinkhorn": _sinkhorn,
     "collapse_streams": _collapse_streams,
     "mix_streams": _mix_streams,
     "hadamard": _hadamard,

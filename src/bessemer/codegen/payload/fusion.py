@@ -34,6 +34,7 @@ _ADDRESSED: Mapping[str, Sequence[int] | None] = {
     "gather": (0,),
     "topk": None,
     "cumsum": None,
+    "sinkhorn": None,
     "scatter": (1, 2),
     "put": (1, 2),
 }
@@ -119,7 +120,7 @@ def _costs(nodes: Sequence[Node]) -> dict[Value, int]:
         if is_inline(node):
             inside = sum(costs.get(v, 0) for v in node.inputs)
             own = cost(node.op) if is_elementwise(node) else 0
-            costs[node.out] = min(own + inside, _COST_LIMIT)
+            costs[node.out] = 0 if _views_memory(node) else min(own + inside, _COST_LIMIT)
     return costs
 
 
@@ -154,6 +155,16 @@ def _too_dear(value: Value, sites: set[Site], price: int) -> bool:
     return any(iterations > size for _, iterations in sites)
 
 
+def _views_memory(node: Node) -> bool:
+    """Whether a reshape can't be a part of an index expression: what it views needs memory, and it
+    is then a view of that.
+    """
+    if node.op != "reshape":
+        return False
+    names = [f"d{i}" for i in range(len(node.types[0].shape))]
+    return reshape_index(node.inputs[0].shape, node.types[0].shape, names) is None
+
+
 def _require(node: Node, found: Plan) -> None:
     """Mark the operands of `node` that must be in memory."""
     if node.op in _ADDRESSED:
@@ -161,11 +172,8 @@ def _require(node: Node, found: Plan) -> None:
         for at, value in enumerate(node.inputs):
             if positions is None or at in positions:
                 _need_memory(value, node.op in _MAPPED, found)
-    elif node.op == "reshape":
-        (source,) = node.inputs
-        names = [f"d{i}" for i in range(len(node.types[0].shape))]
-        if reshape_index(source.shape, node.types[0].shape, names) is None:
-            _need_memory(source, False, found)
+    elif _views_memory(node):
+        _need_memory(node.inputs[0], False, found)
     elif node.op == "slice" and not has_static_bounds(node):
         _need_memory(node.inputs[0], False, found)
     elif not is_inline(node) and node.op not in _FUSED_READERS:

@@ -16,6 +16,7 @@ LOWERINGS: dict[str, Callable[[Builder, Node], None]] = {
     "argmax": reduction.argmax,
     "topk": reduction.topk,
     "cumsum": reduction.cumsum,
+    "sinkhorn": reduction.sinkhorn,
     "round_trip": rounding.round_trip,
     "concat": movement.concat,
     "pad": movement.pad,

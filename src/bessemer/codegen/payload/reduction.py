@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bessemer.codegen.payload.attrs import axis_of, integer, integers
+from bessemer.codegen.payload.attrs import axis_of, integer, integers, number
 from bessemer.codegen.payload.builder import Body, Builder, Tensor, Yield
 from bessemer.codegen.payload.scalar import MEMORY, Scalars
 from bessemer.graph.core import Node
@@ -57,6 +57,42 @@ def cumsum(b: Builder, node: Node) -> None:
         )[0]
         loop.carry(b.inserted(grown, whole, at, box).ssa, grown.ssa)
     b.env[node.out] = Tensor(loop.results[0], result.shape, result.element)
+
+
+def sinkhorn(b: Builder, node: Node) -> None:
+    """Matrices divided by their column sums, then in a loop by row sums and column sums."""
+    (x,) = node.inputs
+    source, fn = b.tensor(x), b.fn
+    s = Scalars(fn, x.dtype)
+    dims = tuple(f"d{i}" for i in range(len(source.shape)))
+    small = s.const(number(node, "eps"))
+
+    def scaled(held: Tensor, axis: int, into: Tensor) -> Tensor:
+        kept = tuple(d for i, d in enumerate(dims) if i != axis)
+        sizes = tuple(n for i, n in enumerate(held.shape) if i != axis)
+        start = b.filled(b.empty(sizes, held.element), s.const(0))
+        sums = b.generic(
+            held.shape,
+            [(start, kept)],
+            lambda body, old: [s.add(old[0], body.load(held, dims, x.dtype))],
+            reduced=[axis],
+        )[0]
+
+        def step(body: Body, old: list[str]) -> list[str]:
+            total = s.add(body.load(sums, kept, x.dtype), small)
+            return [s.div(body.load(held, dims, x.dtype), total)]
+
+        return b.generic(held.shape, [(into, dims)], step)[0]
+
+    rows, columns = len(dims) - 1, len(dims) - 2
+    start = scaled(source, columns, b.target(node.out))
+    turns = fn.index(integer(node, "iterations") - 1)
+    with fn.loop(fn.index(0), turns, 1, [(start.ssa, start.type)]) as loop:
+        held = Tensor(loop.args[0], start.shape, start.element)
+        by_rows = scaled(held, rows, b.empty(start.shape, start.element))
+        new = scaled(by_rows, columns, b.empty(start.shape, start.element))
+        loop.carry(b.copied(new, held).ssa)
+    b.env[node.out] = Tensor(loop.results[0], start.shape, start.element)
 
 
 def argmax(b: Builder, node: Node) -> None:
