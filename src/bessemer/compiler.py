@@ -55,6 +55,7 @@ class CompileOptions:
     low_precision: round caches and index keys as in the model's training, where it has such steps.
     steering: sessions can be steered, see `bessemer.steering`.
     layout: "artifact", or "buddy" for the files of `buddy_layout`.
+    runner: also make the standalone runner, see `standalone`.  static: it needs no shared library.
     """
 
     weights: str | None = None
@@ -71,6 +72,8 @@ class CompileOptions:
     low_precision: bool = False
     steering: bool = False
     layout: str = "artifact"
+    runner: bool = False
+    static: bool = False
 
     def __post_init__(self) -> None:
         _one_of("--weights", self.weights, (None, *WEIGHT_FORMATS))
@@ -92,6 +95,8 @@ class CompileOptions:
             self.prefix and not (self.prefix.isidentifier() and self.prefix.isascii())
         ):
             raise UsageError(f"--prefix {shown(self.prefix)}: it must be a C identifier")
+        if self.static and not self.runner:
+            raise UsageError("--static is about the standalone runner: give --runner, too")
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -160,10 +165,26 @@ def compile_model(
     from bessemer.backend.target import Target
 
     start = time.perf_counter()
-    require_tools(Target.parse(options.target, options.cpu))
+    target = Target.parse(options.target, options.cpu)
+    require_tools(target)
+    if options.runner:
+        source = _checked_for_runner(source, target, options.static)
     compilation = generate_model(source, options, progress=progress)
     build_objects(compilation, progress=progress)
     return _write(compilation, output, key, start, progress)
+
+
+def _checked_for_runner(source: Any, target: Target, static: bool) -> Any:
+    """The source, opened, when there can be a standalone runner for it."""
+    from bessemer.standalone import check_source, runner_target
+
+    runner_target(target, static)
+    if isinstance(source, (str, Path)):
+        from bessemer.importer.checkpoint import open_checkpoint
+
+        source = open_checkpoint(source)
+    check_source(source)
+    return source
 
 
 def generate_model(
@@ -302,12 +323,21 @@ def _write(
             options.prefix,
         )
         with _stage("link", compilation.seconds, progress):
-            objects = model_objects(compilation, folder)
-            objects += libraries.native_objects()
+            code = model_objects(compilation, folder)
+            objects = [*code, *libraries.native_objects()]
+
+        def write_code(to: Path, weights_digest: str) -> None:
+            description = libraries.write(objects, to, weights_digest)
+            if options.runner:
+                from bessemer.standalone import Runner
+
+                runner = Runner(compilation.target, options.static, folder)
+                runner.write(code, description, to)
+
         return write_artifact(
             output,
             generated=generated,
-            write_code=lambda to, digest: libraries.write(objects, to, digest),
+            write_code=write_code,
             read=imported.checkpoint.read,
             read_stored=stored_reader(imported.checkpoint),
             name=origin.name,

@@ -42,8 +42,9 @@ class Libraries:
         folder = self.work / "native"
         return [*compile_native(self.target, folder), *compile_api(self.target, folder)]
 
-    def write(self, objects: Sequence[Path], folder: Path, weights_digest: str) -> None:
-        """Put the libraries and the header into an artifact whose weights are written.
+    def write(self, objects: Sequence[Path], folder: Path, weights_digest: str) -> Path:
+        """Put the libraries and the header into an artifact whose weights are written; returns the
+        object of the model's description, which is in them, too.
 
         objects: the model's own and the native ones.  weights_digest: the hash of weights.bin's
         table. Raises CompileError.
@@ -51,7 +52,8 @@ class Libraries:
         from bessemer.backend.link import archive, link_shared, prefix_symbols
         from bessemer.codegen.abi import emit_header
 
-        objects = [*objects, self._describe(folder, weights_digest)]
+        description = self._describe(folder, weights_digest)
+        objects = [*objects, description]
         if self.prefix:
             objects = prefix_symbols(objects, self.prefix, self.work / "renamed")
         link_shared(objects, folder / LIBRARY_FILE, self.target)
@@ -59,6 +61,7 @@ class Libraries:
         archive(objects, folder / ARCHIVE_FILE)
         header = emit_header(self.generated, self.name, self.prefix)
         (folder / HEADER_FILE).write_bytes(header.encode())
+        return description
 
     def _describe(self, folder: Path, weights_digest: str) -> Path:
         """The object of the model's description."""

@@ -99,6 +99,30 @@ def compile_api(target: Target, folder: Path) -> list[Path]:
     return _compile_all(sources, folder, target)
 
 
+def compile_runner(target: Target, folder: Path) -> list[Path]:
+    """Compile the standalone program of `native/runner/` for `target` into `folder`; returns the
+    objects in name order. It is to be linked with the C API and its own identity, see `standalone`.
+    """
+    sources = sorted((NATIVE_SOURCES / "runner").glob("*.c"))
+    return _compile_all(sources, folder / "program", target)
+
+
+def link_program(objects: Sequence[Path], out: Path, target: Target, static: bool) -> None:
+    """Link objects into a program that needs libc, libm and libpthread alone, or nothing (`static`).
+
+    Raises CompileError when no linker is found, or with the linker's words.
+    """
+    compiler, is_zig = _compiler(target)
+    command = [*compiler, "-o", _operand(out), *(_operand(path) for path in objects)]
+    if target.system == "linux":
+        wanted = [flag for flag in _ELF_LINK_FLAGS if not (is_zig and flag == "text")]
+        command += [f"-Wl,-z,{flag}" for flag in wanted]
+        # Without a table of symbols: it is half the size.
+        command += ["-Wl,--as-needed", "-Wl,-s", "-lm", "-lpthread"]
+        command += ["-static"] if static else []
+    run_tool(command, env=_environment())
+
+
 def _compile_all(sources: Sequence[Path], folder: Path, target: Target) -> list[Path]:
     objects = [folder / f"{source.stem}.o" for source in sources]
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:

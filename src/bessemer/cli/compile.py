@@ -46,6 +46,12 @@ class CodeOptions:
     layout: Annotated[
         str, Parameter(help="artifact, or buddy: MLIR files and one flat file of parameters.")
     ] = "artifact"
+    runner: Annotated[
+        bool, Parameter(negative="", help="Also make `run`, a program that needs no Python.")
+    ] = False
+    static: Annotated[
+        bool, Parameter(negative="", help="With --runner: it needs no shared library either.")
+    ] = False
 
     def keywords(self) -> dict[str, Any]:
         """As `CompileOptions` takes them."""

@@ -11,7 +11,7 @@ from bessemer.artifact.text.chat_forms import chat_forms, write_chat
 from bessemer.artifact.text.format import TokenizerFile, checksum
 from bessemer.artifact.text.normalizer import write_normalizer
 from bessemer.artifact.text.pretokenizer import Automata, write_pretokenizer
-from bessemer.artifact.text.vocabulary import write_model
+from bessemer.artifact.text.vocabulary import check_model, write_model
 from bessemer.runtime.tokenizer import Tokenizer
 
 TOKENIZER_FILE = "tokenizer.bin"
@@ -48,6 +48,18 @@ def build_tokenizer_file(tokenizer: Tokenizer) -> WrittenTokenizer:
     write_chat(file, (plain, with_system))
     content = file.to_bytes()
     return WrittenTokenizer(content, checksum(content), _note(plain, reason))
+
+
+def check_convertible(tokenizer: Tokenizer) -> None:
+    """Raise NotConvertible for a tokenizer that `build_tokenizer_file` would refuse, after a part
+    of its work: all but the tables of the vocabulary.
+    """
+    state = json.loads(tokenizer.backend.to_str())
+    file, automata = TokenizerFile(), Automata()
+    write_normalizer(file, state["normalizer"], automata)
+    over_bytes = write_pretokenizer(file, state["pre_tokenizer"], automata)
+    check_model(tokenizer, state["model"], over_bytes)
+    write_surroundings(file, tokenizer, state["post_processor"])
 
 
 def _note(plain: object, reason: str) -> str:

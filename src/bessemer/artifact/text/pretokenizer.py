@@ -6,7 +6,6 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
-
 from bessemer.artifact.text.automaton import Automaton, build_automaton
 from bessemer.artifact.text.charsets import numeric, punctuation
 from bessemer.artifact.text.format import NONE, NotConvertible, Section, TokenizerFile
@@ -24,9 +23,7 @@ BEHAVIORS = {
 }
 MOST_STAGES = 16
 # What the library's ByteLevel pre-tokenizer splits by, when it is to split (GPT-2's pattern).
-BYTE_LEVEL_PATTERN = (
-    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-)
+BYTE_LEVEL_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 WHITESPACE_PATTERN = r"\w+|[^\w\s]+"
 
 
@@ -144,5 +141,3 @@ def write_pretokenizer(
         raise NotConvertible(f"its pre-tokenizer has more than {MOST_STAGES} stages")
     file.sections[Section.STAGES] = b"".join(stages.packed)
     return stages.over_bytes
-
-

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from bessemer.artifact.text.format import NONE, NotConvertible, Section, TokenizerFile
-from bessemer.runtime.pieces import byte_of_char
+from bessemer.runtime.pieces import PieceRules, byte_of_char
 from bessemer.runtime.tokenizer import Tokenizer
 
 BPE, UNIGRAM = 1, 2
@@ -23,41 +23,53 @@ HASH_FILL = (3, 4)
 FNV_START, FNV_PRIME, MASK64 = 0xCBF29CE484222325, 0x100000001B3, (1 << 64) - 1
 
 
-def write_model(
-    file: TokenizerFile, tokenizer: Tokenizer, model: Mapping[str, Any], over_bytes: bool
-) -> None:
-    """Write the sections of the model (as tokenizer.json has it), of the ids, and INFO.
-
-    Raises NotConvertible for a model that is neither BPE nor unigram, and for options of theirs
-    that no known language model uses.
+def check_model(tokenizer: Tokenizer, model: Mapping[str, Any], over_bytes: bool) -> PieceRules:
+    """How ids become text. Raises NotConvertible for a model that is neither BPE nor unigram, for
+    options of theirs that no known language model uses, and for a decoder that isn't understood.
     """
     kind = model.get("type")
-    if kind == "BPE":
-        vocab: Mapping[str, int] = model["vocab"]
-        flags, unknown = _write_bpe(file, model, tokenizer.vocab_size)
-        number, unknown_score = BPE, 0.0
-    elif kind == "Unigram":
-        vocab = {token: index for index, (token, _) in enumerate(model["vocab"])}
-        flags, unknown, unknown_score = _write_unigram(file, model, tokenizer.vocab_size)
-        number = UNIGRAM
-    else:
+    if kind not in ("BPE", "Unigram"):
         raise NotConvertible(f"its model is {kind}; BPE and unigram models are known")
-    if over_bytes and number == UNIGRAM:
+    for option in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
+        if model.get(option):
+            raise NotConvertible(f"its BPE model has the option {option}")
+    if over_bytes and kind == "Unigram":
         raise NotConvertible("it is a unigram model over bytes")
-    encoded = _encoded(vocab, over_bytes)
-    flags |= BYTE_SYMBOLS * over_bytes
-    if over_bytes:
-        flags &= ~BYTE_FALLBACK
-        _write_byte_ids(file, [encoded.get(bytes([byte])) for byte in range(256)])
-    elif flags & BYTE_FALLBACK:
-        _write_byte_ids(file, [vocab.get(f"<0x{byte:02X}>") for byte in range(256)])
-    _write_tokens(file, tokenizer, encoded)
-    _write_hash(file, encoded)
+    unknown = model.get("unk_token")
+    if unknown is not None and unknown not in model["vocab"]:
+        raise NotConvertible(f"its unknown token {unknown!r} is none of its tokens")
     rules = tokenizer.piece_rules
     if rules is None:
         raise NotConvertible("its decoder is none of the known kinds")
     if rules.strip_count and len(rules.strip_char) != 1:
         raise NotConvertible("its decoder strips more than one kind of character")
+    return rules
+
+
+def write_model(
+    file: TokenizerFile, tokenizer: Tokenizer, model: Mapping[str, Any], over_bytes: bool
+) -> None:
+    """Write the sections of the model (as tokenizer.json has it), of the ids, and INFO.
+
+    Raises NotConvertible as `check_model`.
+    """
+    rules = check_model(tokenizer, model, over_bytes)
+    if model["type"] == "BPE":
+        vocab: Mapping[str, int] = model["vocab"]
+        flags, unknown = _write_bpe(file, model, tokenizer.vocab_size)
+        number, unknown_score = BPE, 0.0
+    else:
+        vocab = {token: index for index, (token, _) in enumerate(model["vocab"])}
+        flags, unknown, unknown_score = _write_unigram(file, model, tokenizer.vocab_size)
+        number = UNIGRAM
+    encoded = _encoded(vocab, over_bytes)
+    if over_bytes:
+        flags = flags & ~BYTE_FALLBACK | BYTE_SYMBOLS
+        _write_byte_ids(file, [encoded.get(bytes([byte])) for byte in range(256)])
+    elif flags & BYTE_FALLBACK:
+        _write_byte_ids(file, [vocab.get(f"<0x{byte:02X}>") for byte in range(256)])
+    _write_tokens(file, tokenizer, rules, encoded)
+    _write_hash(file, encoded)
     add_bos = tokenizer.add_bos
     file.sections[Section.INFO] = INFO.pack(
         tokenizer.vocab_size,
@@ -95,9 +107,6 @@ def _write_bpe(
     file: TokenizerFile, model: Mapping[str, Any], vocab_size: int
 ) -> tuple[int, int | None]:
     """MERGE_STARTS and MERGES; returns the flags and the id of the unknown token."""
-    for option in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
-        if model.get(option):
-            raise NotConvertible(f"its BPE model has the option {option}")
     vocab: Mapping[str, int] = model["vocab"]
     merges: dict[tuple[int, int], tuple[int, int]] = {}
     for rank, pair in enumerate(model["merges"]):
@@ -112,8 +121,6 @@ def _write_bpe(
     flags |= FUSE_UNKNOWN * bool(model.get("fuse_unk"))
     flags |= WHOLE_FIRST * bool(model.get("ignore_merges"))
     unknown = model.get("unk_token")
-    if unknown is not None and unknown not in vocab:
-        raise NotConvertible(f"its unknown token {unknown!r} is none of its tokens")
     return flags, None if unknown is None else vocab[unknown]
 
 
@@ -130,11 +137,9 @@ def _write_unigram(
 
 
 def _write_tokens(
-    file: TokenizerFile, tokenizer: Tokenizer, encoded: Mapping[bytes, int]
+    file: TokenizerFile, tokenizer: Tokenizer, rules: PieceRules, encoded: Mapping[bytes, int]
 ) -> None:
     """TOKENS: bytes as text has them; PIECES: as the decoder writes them; FIRSTS: at the start."""
-    rules = tokenizer.piece_rules
-    assert rules is not None or tokenizer.vocab_size >= 0
     size = tokenizer.vocab_size
     flags = np.zeros(size, np.uint8)
     pieces, firsts = [b""] * size, [b""] * size
@@ -144,7 +149,7 @@ def _write_tokens(
             continue
         special = tokenizer.is_special(token_id)
         flags[token_id] = TOKEN_KNOWN | TOKEN_SPECIAL * special
-        if rules is not None and not special:
+        if not special:
             pieces[token_id] = rules.to_bytes(token)
             firsts[token_id] = rules.to_bytes(token, first=True)
     file.sections[Section.FLAGS] = flags.tobytes()
