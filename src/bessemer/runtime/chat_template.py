@@ -205,7 +205,7 @@ def render(
     source = select_template(template, tools)
     plain_messages = _messages(messages)
     named = {"bos_token": bos_token, "eos_token": eos_token}
-    context = {key: value for key, value in named.items() if value is not None}
+    context: dict[str, Any] = {k: value for k, value in named.items() if value is not None}
     context.update({key: _plain(value, key) for key, value in variables.items()})
     if clock is not None:
         context["strftime_now"] = clock
