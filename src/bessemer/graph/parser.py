@@ -48,6 +48,8 @@ class _Tokens:
         kind, text, line = self.items[self.at]
         if expected is not None and expected not in (text, kind):
             raise GraphError(f"line {line}: expected {expected!r}, found {text or 'the end'!r}")
+        if kind == "end":
+            raise GraphError(f"line {line}: the text breaks off")
         self.at += 1
         return text
 

@@ -14,10 +14,9 @@ from bessemer.graph import Graph, Node, Value
 
 # A weight of a layer: the layer's number, and the name inside it.
 _IN_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks?|blk)\.(\d+)\.(.+)$")
-_VIEWS = frozenset({"reshape", "slice", "permute"})
+# What only puts the parts of q, k and v together.
+_ASSEMBLY = frozenset({"reshape", "slice", "permute", "concat", "expand"})
 _NORMS = frozenset({"rms_norm", "layer_norm"})
-# What holds numbers or rotary factors alone, of no layer.
-_TABLES = frozenset({"cos", "sin"})
 
 # Name of a layer's weight, by its first match -> stage. Norms:
 _NORM_STAGES = (
@@ -39,6 +38,7 @@ _LINEAR_STAGES = (
     (r"(^|\.)q(_b)?_proj(\.|$)", "q"),
     (r"(^|\.)k_proj(\.|$)", "k"),
     (r"(^|\.)v_proj(\.|$)", "v"),
+    (r"(^|\.)q_a_proj_kv_a\w*(\.|$)", "q and KV latent"),
     (r"(^|\.)q_a_proj(\.|$)", "q latent"),
     (r"(^|\.)kv_a_proj\w*(\.|$)", "KV latent"),
     (r"(^|\.)kv_b_proj(\.|$)", "k, v"),
@@ -52,7 +52,6 @@ _LINEAR_STAGES = (
 _OP_STAGES = {
     "embedding": "embedding",
     "select_rows": "wanted row",
-    "topk": "top-k",
     "reduce_sum": "sum",
     "reduce_mean": "mean",
     "reduce_max": "maximum",
@@ -74,27 +73,43 @@ def name_stages(graph: Graph, values: Sequence[Value]) -> list[StageName]:
     """
     roles, owners = _attention_roles(graph)
     later_norms = {x[0] for n in graph.nodes() for w in _weights(n) if (x := _later_norm(w))}
-    stream = next((n.types[0] for n in graph.nodes() if n.op == "embedding"), None)
+    stream = next((n.types[0].shape[1:] for n in graph.nodes() if n.op == "embedding"), None)
+    of_token = _depending_on_ids(graph)
     found: list[StageName] = []
     layer: int | None = None
     for value in values:
         node = value.node
+        if node not in of_token:
+            found.append(StageName(None, f"positions, {node.op}", node.op))
+            continue
         weights = _weights(node)
         placed = [m for w in weights if (m := _IN_LAYER.search(w))]
         if placed:
             layer = int(placed[0][1])
         elif node in owners:
             layer = owners[node]
-        elif weights or node.op in _TABLES:
+        elif weights:
             layer = None
         inner = placed[0][2] if placed else (weights[0] if weights else "")
-        name = _stage(node, inner, layer, layer in later_norms)
+        name = _stage(value, inner, layer, layer in later_norms)
         role = roles.get(node)
-        if role is not None and node.op != "linear":
-            name = f"{role} rotated" if node.op == "rope" else f"{role}, {name}"
-        elif node.op == "add" and value.type == stream:
+        if role is not None and node.op == "rope":
+            name = f"{role} rotated"
+        elif role is not None and node.op in ("concat", "expand"):
+            name = f"{role} assembled"
+        elif node.op == "add" and layer is not None and value.shape[1:] == stream:
             name = "residual"
-        found.append(StageName(layer, name, inner or node.op))
+        is_attention = "attention" in node.op
+        found.append(StageName(layer, name, node.op if is_attention else inner or node.op))
+    return found
+
+
+def _depending_on_ids(graph: Graph) -> set[Node]:
+    found: set[Node] = set()
+    for node in graph.nodes():
+        is_ids = node.op == "input" and node.attrs["name"] == "ids"
+        if is_ids or any(v.node in found for v in node.inputs):
+            found.add(node)
     return found
 
 
@@ -109,8 +124,8 @@ def _later_norm(weight: str) -> tuple[int] | None:
 
 
 def _attention_roles(graph: Graph) -> tuple[dict[Node, str], dict[Node, int]]:
-    """Which node makes the q, k and v of an attention, and the layers of these and of the
-    attention itself.
+    """Which nodes make the q, k and v of an attention, and the layers of these and of the attention
+    itself.
     """
     roles: dict[Node, str] = {}
     owners: dict[Node, int] = {}
@@ -120,24 +135,28 @@ def _attention_roles(graph: Graph) -> tuple[dict[Node, str], dict[Node, int]]:
             continue
         owners[node] = layer
         for operand, role in zip(node.inputs, "qkv", strict=False):
-            source = operand.node
-            while source.op in _VIEWS:
-                source = source.inputs[0].node
-            if source.op not in ("input", "param", "constant"):
+            stack = [operand.node]
+            while stack:
+                source = stack.pop()
+                if source.op in ("input", "param", "constant"):
+                    continue
                 roles.setdefault(source, role)
                 owners.setdefault(source, layer)
+                if source.op in _ASSEMBLY:
+                    stack += [v.node for v in source.inputs]
     return roles, owners
 
 
-def _stage(node: Node, inner: str, layer: int | None, has_later_norm: bool) -> str:
+def _stage(value: Value, inner: str, layer: int | None, has_later_norm: bool) -> str:
+    node = value.node
     if node.op in _NORMS:
         return _norm(inner, layer, has_later_norm)
     if node.op in ("linear", "glu_linear", "expert_linear"):
         return _matrix(node, inner, layer)
     if "attention" in node.op:
         return "attention"
-    if node.op in _TABLES:
-        return f"rotary {node.op}"
+    if node.op == "topk":
+        return "top-k" if value.dtype.is_float else "top-k indices"
     return _OP_STAGES.get(node.op, node.op.replace("_", " "))
 
 
