@@ -1,4 +1,4 @@
-"""The scripts in examples/, run for real on a tiny random model with a tokenizer."""
+"""The Python scripts in examples/, run for real on a tiny random model with a tokenizer."""
 
 from __future__ import annotations
 

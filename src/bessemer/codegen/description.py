@@ -103,7 +103,12 @@ def emit_description(
 
 def _rings(state: StateLayout) -> list[str]:
     """What the rings of the state keep: see `bsm_ring`. Layers of equal rings are one entry."""
-    found = [(1, layer.window, state.ring_rows(layer)) for layer in state.layers if layer.window]
+    found = [
+        (1, layer.window, state.ring_rows(layer))
+        for layer in (*state.layers, *state.shared)
+        if layer.window
+    ]
+    found += [(s.rate, s.reach, state.pending_rows(s)) for s in state.streams]
     return [f"{{{a}, {b}, {c}}}" for a, b, c in dict.fromkeys(found)]
 
 
