@@ -72,6 +72,36 @@ LONG_ROPE = {
     "original_max_position_embeddings": 10,
 }
 
+V4_KINDS = ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"]
+DEEPSEEK_V4: dict[str, Any] = {
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "partial_rotary_factor": 0.25,
+    "q_lora_rank": 24,
+    "o_groups": 2,
+    "o_lora_rank": 16,
+    "intermediate_size": 24,  # of the experts: the config knows this name too
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "routed_scaling_factor": 1.7,
+    "swiglu_limit": 1.0,
+    "sliding_window": 8,
+    "layer_types": V4_KINDS,
+    "mlp_layer_types": ["hash_moe", "moe", "moe"],
+    "compress_rates": {V4_KINDS[1]: 4, V4_KINDS[2]: 8},
+    "index_n_heads": 2,
+    "index_head_dim": 16,
+    "index_topk": 32,  # all rows of the tests: equal scores change nothing
+    "hc_mult": 3,
+    "hc_sinkhorn_iters": 4,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 512,
+    },
+}
+
 # model type -> what differs from the base
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {"rope_parameters": LLAMA3_ROPE},
@@ -159,6 +189,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "norm_topk_prob": True,
         "rope_parameters": {**YARN_ROPE, "mscale": 1.0, "mscale_all_dim": 0.7},
     },
+    "deepseek_v4": DEEPSEEK_V4,
     "gpt_oss": {
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
@@ -178,6 +209,8 @@ def tiny_config(model_type: str, **over: Any) -> PreTrainedConfig:
 def _spread(name: str, tensor: torch.Tensor, plus_one: bool) -> torch.Tensor:
     """Random values of a size that suits the parameter's part in the model."""
     draw = torch.randn(tensor.shape)
+    if name.endswith("tid2eid"):  # numbers of experts, by token id
+        return torch.randint(0, DEEPSEEK_V4["n_routed_experts"], tensor.shape)
     if "norm" in name and name.endswith("weight"):
         return draw * 0.4 + (0.0 if plus_one else 1.0)
     if tensor.dim() == 1 or name.endswith("bias"):

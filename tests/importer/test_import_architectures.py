@@ -10,6 +10,7 @@ import torch
 from bessemer.graph import Graph, Node, Value, parse_graph, print_graph, verify
 from bessemer.graph.schema import build_from
 from bessemer.importer import SUPPORTED, Imported, import_model
+from bessemer.models import DEFINED
 from tests.importer.cases import TOLERANCE, difference, eager, imported, model, run, tokens
 from tests.tiny_models import ARCHITECTURES, tiny
 
@@ -32,16 +33,17 @@ ATTRIBUTES: dict[str, dict[str, float]] = {
     "smollm3": {"window": 0},
     "mixtral": {"window": 0},
     "deepseek_v3": {"scale": 24**-0.5},
+    "deepseek_v4": {"window": 3, "scale": 0.1},
     "gpt_oss": {"window": 0, "has_sinks": False},
 }
 
 
 def _without(graph: Graph, attribute: str, value: float) -> Graph:
     def rule(node: Node) -> Value | None:
-        if node.op != "attention":
+        if not node.op.endswith("attention"):
             return None
         inputs = node.inputs[:4] if attribute == "has_sinks" else node.inputs
-        return build_from("attention", inputs, {**node.attrs, attribute: value}).out
+        return build_from(node.op, inputs, {**node.attrs, attribute: value}).out
 
     return graph.rewrite(rule)
 
@@ -66,7 +68,9 @@ def test_the_graph_is_the_model(name: str) -> None:
     assert print_graph(parse_graph(print_graph(graph))) == print_graph(graph)
     used = {str(n.attrs["name"]) for n in graph if n.op == "param"}
     assert used <= set(found.checkpoint.names())
-    assert all("modeling_" in n.loc for n in graph if n.op in ("linear", "attention"))
+    sources = (f"{name}.py", "hyper_connections.py") if name in DEFINED else ("modeling_",)
+    hot = [n for n in graph if n.op.endswith(("linear", "attention"))]
+    assert all(any(source in n.loc for source in sources) for n in hot)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

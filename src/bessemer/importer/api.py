@@ -40,7 +40,7 @@ from bessemer.importer.weights import (
     WithExtra,
     tied_names,
 )
-from bessemer.models import DEFINED, DefinitionOptions, published_names
+from bessemer.models import DEFINED, DefinitionOptions, file_names
 
 log = logging.getLogger(__name__)
 
@@ -173,7 +173,7 @@ def _import_defined(
         tied_names(definition),
         capture,
         "",
-        published=published_names(kind),
+        file_names=file_names(kind),
     )
     _checked(converted.graph)
     _every_layer_attends(converted.graph, kind, config.num_hidden_layers)
@@ -298,10 +298,10 @@ def _converted(
     capture: str,
     prefix: str,
     rank: int = 2,
-    published: Callable[[str], str] | None = None,
+    file_names: Callable[[str], list[str]] | None = None,
 ) -> tuple[Converted, dict[str, Value]]:
     program = export(module, capture, rank=rank)
-    resolver = Resolver(checkpoint, aliases, published)
+    resolver = Resolver(checkpoint, aliases, file_names)
     parameters: dict[str, Value] = {}
 
     def leaf(target: str, type_: TensorType) -> Value:

@@ -152,17 +152,17 @@ class Resolver:
     """Finds the checkpoint tensors of each parameter of a model.
 
     aliases: parameter name -> names of the same (tied) tensor, itself included, in order.
-    published: a parameter's name (or the start of one) in files that use others; None: the same.
+    file_names: further names that a parameter (or the start of its name) may have in files.
     """
 
     def __init__(
         self,
         checkpoint: WeightReader,
         aliases: Mapping[str, list[str]],
-        published: Callable[[str], str] | None = None,
+        file_names: Callable[[str], list[str]] | None = None,
     ) -> None:
         self._checkpoint = checkpoint
-        self._published = published
+        self._file_names = file_names
         self._held = set(checkpoint.names())
         self._aliases = aliases
         self.missing: list[str] = []
@@ -184,7 +184,7 @@ class Resolver:
         return stacked
 
     def _candidates(self, name: str) -> list[str]:
-        return [name, *_renamed(name), *([self._published(name)] if self._published else [])]
+        return [name, *_renamed(name), *(self._file_names(name) if self._file_names else [])]
 
     def _differs(self, name: str, first: str) -> bool:
         """Whether both names of a tied tensor are stored, with different values."""

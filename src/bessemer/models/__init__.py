@@ -41,8 +41,8 @@ def define(config: Any, options: DefinitionOptions) -> torch.nn.Module:
     return {"deepseek_v4": DeepseekV4}[config.model_type](config, options)
 
 
-def published_names(model_type: str) -> Callable[[str], str]:
-    """Gives a parameter's name (or the start of one) in checkpoints that use names of their own."""
-    from bessemer.models.deepseek_v4_files import published_name
+def file_names(model_type: str) -> Callable[[str], list[str]]:
+    """Gives the names that a parameter (or the start of its name) may have in checkpoints."""
+    from bessemer.models import deepseek_v4_files
 
-    return {"deepseek_v4": published_name}[model_type]
+    return {"deepseek_v4": deepseek_v4_files.file_names}[model_type]

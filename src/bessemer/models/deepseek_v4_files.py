@@ -1,6 +1,6 @@
 """Names of DeepSeek V4's tensors in files: those of the published checkpoints.
 
-transformers renames them when it loads a folder, and back when it saves one.
+transformers renames them when it loads a folder, and nearly back when it saves one.
 """
 
 from __future__ import annotations
@@ -44,10 +44,14 @@ _PARTS = tuple(
 )
 
 
-def published_name(name: str) -> str:
-    """The name of a parameter (or the start of one) in the published checkpoints."""
-    if name in _WHOLE:
-        return _WHOLE[name]
-    for pattern, new in _PARTS:
-        name = pattern.sub(new, name)
-    return name
+def file_names(name: str) -> list[str]:
+    """What a parameter (or the start of its name) may be called in files: as published, and as
+    transformers saves it, which keeps the prefix and gives the norm of k = v a shorter name.
+    """
+    published = _WHOLE.get(name)
+    if published is None:
+        published = name
+        for pattern, new in _PARTS:
+            published = pattern.sub(new, published)
+    saved = published.replace(".attn.kv_norm.", ".attn.norm.")
+    return [published, f"model.{saved}"]
