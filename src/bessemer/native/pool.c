@@ -27,6 +27,10 @@
  * between two groups of a decode step, and little on an idle machine. */
 #define PAUSES 200
 #define ROUNDS 20
+/* Rounds of a wait for the next job: some 250 to 1000 microseconds, longer than a caller needs
+ * between two decode steps to choose a token and to show it. Waking a sleeper would cost the next
+ * step more than that. */
+#define ROUNDS_BETWEEN_JOBS 100
 /* With more workers than processors spinning is in the way: one look, and offer it at once. */
 #define PAUSES_OVERSUBSCRIBED 1
 /* Compiled code keeps no large scratch on the stack; musl's and macOS's defaults are small. */
@@ -111,8 +115,8 @@ static void event_set(event *e, uint64_t value) {
 }
 
 /* Wait while the value is `old`. */
-static void event_wait_change(event *e, uint64_t old, int64_t pauses) {
-    for (int round = 0; round < ROUNDS; round++) {
+static void event_wait_change(event *e, uint64_t old, int rounds, int64_t pauses) {
+    for (int round = 0; round < rounds; round++) {
         for (int64_t i = 0; i < pauses; i++) {
             if (atomic_load_explicit(&e->value, memory_order_acquire) != old) return;
             cpu_pause();
@@ -131,7 +135,7 @@ static void *worker_main(void *arg) {
     bsm_pool *pool = self->pool;
     uint64_t seen = pool->start;
     for (;;) {
-        event_wait_change(&pool->signal, seen, pool->pauses);
+        event_wait_change(&pool->signal, seen, ROUNDS_BETWEEN_JOBS, pool->pauses);
         seen = atomic_load(&pool->signal.value);
         if (atomic_load(&pool->stop)) return NULL;
         if (self->index >= (int64_t)(seen & MAX_WORKERS)) continue;
@@ -253,7 +257,7 @@ static void run(bsm_pool *pool, int64_t threads, bsm_task fn, void *args, uint64
     if (threads > 1) {
         uint64_t left;
         while ((left = atomic_load(&pool->running.value)) != 0)
-            event_wait_change(&pool->running, left, pool->pauses);
+            event_wait_change(&pool->running, left, ROUNDS, pool->pauses);
     }
     depth--;
     pthread_mutex_unlock(&pool->queue);
@@ -283,7 +287,7 @@ static void meet(bsm_pool *pool, uint64_t generation, int64_t threads) {
         atomic_store_explicit(&pool->arrived, 0, memory_order_relaxed);
         event_set(&pool->barrier, generation + 1);
     } else {
-        event_wait_change(&pool->barrier, generation, pool->pauses);
+        event_wait_change(&pool->barrier, generation, ROUNDS, pool->pauses);
     }
 }
 

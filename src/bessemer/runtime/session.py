@@ -53,6 +53,9 @@ class Session:
         self._slots = np.zeros(chunk, np.int64)
         self._rows = np.zeros(chunk, np.int64)
         self._logits = np.zeros((1, manifest.vocab_size), np.float32)
+        # Made once: a decode step is short enough for what it does in Python to count.
+        self._one_row = Memref2.over(self._logits)
+        self._numbers = np.arange(max(self._layout.capacity, chunk))
 
         self._context = Context(pool=engine.pool.handle, threads=engine.threads)
         self._memrefs = {
@@ -180,12 +183,12 @@ class Session:
         """
         count, rows = end - start, len(out)
         self._ids[:count] = self._tokens[start:end]
-        self._positions[:count] = np.arange(start, end)
-        self._rows[:rows] = np.arange(count - rows, count)
+        self._positions[:count] = self._numbers[start:end]
+        self._rows[:rows] = self._numbers[count - rows : count]
         for name in ("ids", "positions", "slots"):
             self._memrefs[name].size[0] = count
         self._memrefs["output_rows"].size[0] = rows
-        self._call(function, Memref2.over(out))
+        self._call(function, self._one_row if out is self._logits else Memref2.over(out))
         if rows and np.isnan(np.max(out)):
             raise GenerationError(
                 f"the model computed NaN at position {end - 1}: its weights or its precision are "

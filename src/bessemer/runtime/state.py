@@ -49,7 +49,9 @@ def usable(layout: StateLayout, held: Held, count: int, regime: int) -> int:
     keep = min(held.valid, count)
     if held.regime != regime or not keep:
         return 0
-    if layout.mutates and keep != held.high_water:
+    if keep == held.high_water:
+        return keep  # nothing was written beyond it
+    if layout.mutates:
         return 0
     windows: tuple[KVLayer | SharedLayer, ...] = (*layout.layers, *layout.shared)
     for layer in windows:
