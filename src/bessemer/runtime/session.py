@@ -20,6 +20,7 @@ from bessemer.runtime.library import STATUS_OK, Context, Memref1, Memref2
 from bessemer.runtime.memory import allocate
 from bessemer.runtime.state import Held, filled, mutated_states, usable
 from bessemer.runtime.token_ids import checked_ids
+from bessemer.steering import DIRECTIONS, SCALES, Steering
 
 F32Array = npt.NDArray[np.float32]
 
@@ -225,6 +226,44 @@ class Session:
                 raise UsageError(f"rewind to {count}: the session holds {held.position} tokens")
             if count < held.position:
                 self._held = replace(held, position=count, valid=min(held.valid, count))
+
+    def steer(
+        self, directions: np.ndarray | None, *, attention: float = 0.0, ffn: float = 0.0
+    ) -> None:
+        """Move the sublayers' outputs along directions from now on, see `bessemer.steering`; with
+        None no longer. What is held is computed again with the next call.
+
+        directions: float32 [layers, hidden].  attention, ffn: scales for the two kinds of sublayer.
+        Raises UsageError when the model was compiled without steering, or they don't fit it.
+        """
+        with self._alone():
+            given = self._steering_states()
+            if directions is None:
+                values = [np.zeros_like(state) for state in given]
+            else:
+                steering = Steering(np.asarray(directions, np.float32), attention, ffn)
+                steering.check(*given[0].shape)
+                values = [steering.directions, steering.scales]
+            if all(np.array_equal(a, b) for a, b in zip(given, values, strict=True)):
+                return
+            self._held = replace(self._held, valid=0)
+            for state, value in zip(given, values, strict=True):
+                state[...] = value
+
+    def _steering_states(self) -> list[F32Array]:
+        """Directions [layers, hidden] and scales [2], in the state memory."""
+        states = {state.name: state for state in self._layout.named}
+        offsets = self._layout.named_offsets()
+        if not {DIRECTIONS, SCALES} <= states.keys():
+            raise UsageError(
+                f"{self._engine.manifest.name} was compiled without steering; compile it with "
+                "--steering (steering=True)"
+            )
+        found = []
+        for name in (DIRECTIONS, SCALES):
+            held = self._state[offsets[name] :][: states[name].nbytes]
+            found.append(held.view(np.float32).reshape(states[name].shape))
+        return found
 
     def fork(self) -> Session:
         """A copy that goes its own way from here; it costs memory for what is held."""
