@@ -9,7 +9,7 @@ import pytest
 from bessemer.artifact.layout import StoredWeight
 from bessemer.artifact.packing import pack, unpack
 from bessemer.errors import CompileError
-from bessemer.quantize.q8_0 import LARGEST, encode
+from bessemer.quantize.q8_0 import BLOCKS_AT_ONCE, LARGEST, encode
 
 
 def decode(scales: np.ndarray, quantised: np.ndarray) -> np.ndarray:
@@ -36,11 +36,47 @@ def test_decoded_blocks_are_taken_over(largest: int) -> None:
     assert np.array_equal(decode(*encode(values)), values)
 
 
-def test_a_gguf_tensor_is_taken_over() -> None:
-    values = np.random.default_rng(1).standard_normal((8, 96), dtype=np.float32)
-    stored = gguf.quants.quantize(values, gguf.GGMLQuantizationType.Q8_0)
-    held = gguf.quants.dequantize(stored, gguf.GGMLQuantizationType.Q8_0)
-    assert np.array_equal(decode(*encode(held.reshape(8, 3, 32))).reshape(8, 96), held)
+@pytest.mark.parametrize("factor", [2, 3, 7, 21])
+def test_integers_with_a_common_factor_are_taken_over(factor: int) -> None:
+    """The common measure of their weights has more bits than an f16; the scale has not."""
+    rng = np.random.default_rng(factor)
+    most = LARGEST // factor
+    quantised = factor * rng.integers(-most, most + 1, (60, 32)).astype(np.float32)
+    scales = rng.uniform(1e-4, 1, (60, 1)).astype(np.float16).astype(np.float32)
+    assert np.array_equal(decode(*encode(scales * quantised)), scales * quantised)
+
+
+@pytest.mark.parametrize("late", [0, 1, 5, 20, 31])
+def test_one_weight_may_settle_the_scale(late: int) -> None:
+    """All weights but one are multiples of six steps, so that every other subset misleads."""
+    rng = np.random.default_rng(late)
+    quantised = 6 * rng.integers(1, 19, (30, 32)).astype(np.float32)
+    quantised[:, late] = 15
+    values = np.float32(0.01171875) * quantised
+    scales, integers = encode(values)
+    assert np.array_equal(decode(scales, integers), values)
+    # Three steps measure all weights, and no more: the greatest scale is the one that is kept.
+    assert (scales.astype(np.float32) == np.float32(3 * 0.01171875)).all()
+
+
+@pytest.mark.parametrize("form", ["Q8_0", "Q4_0", "Q5_0"])
+def test_a_gguf_tensor_is_taken_over(form: str) -> None:
+    values = np.random.default_rng(1).standard_normal((256, 96), dtype=np.float32)
+    kind = gguf.GGMLQuantizationType[form]
+    held = gguf.quants.dequantize(gguf.quants.quantize(values, kind), kind)
+    assert np.array_equal(decode(*encode(held.reshape(256, 3, 32))).reshape(256, 96), held)
+
+
+def test_blocks_are_encoded_by_themselves() -> None:
+    """Whatever lies beside a block, and wherever the cut between parts is."""
+    rng = np.random.default_rng(3)
+    values = rng.standard_normal((BLOCKS_AT_ONCE + 3, 32), dtype=np.float32)
+    values[::3] = 0.25 * np.rint(8 * values[::3])
+    scales, quantised = encode(values.reshape(-1, 1, 32))
+    for i in (0, 1, 3, BLOCKS_AT_ONCE - 1, BLOCKS_AT_ONCE, BLOCKS_AT_ONCE + 2):
+        alone = encode(values[i])
+        assert alone[0] == scales[i, 0]
+        assert np.array_equal(alone[1], quantised[i, 0])
 
 
 def test_zeros_denormals_and_overflow() -> None:
