@@ -47,7 +47,7 @@ class GenerateOptions:
     schedule: str = "kernels"
     profile: bool = False
     keep: bool = False
-    least_scratch: ScratchLayout = ScratchLayout(0, 0)
+    least_scratch: ScratchLayout = field(default_factory=lambda: ScratchLayout(0, 0))
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def generate(prefill: Graph, decode: Graph, options: GenerateOptions) -> Generat
     hidden = prefill.outputs["hidden"].shape[-1] if "hidden" in prefill.outputs else 0
     assert isinstance(vocab, int)
     assert isinstance(hidden, int)
-    work = Work({e: group_work(p.calls, options.kv) for e, p in entries.items()}, profile)
+    work = Work({e: group_work(p.calls, state) for e, p in entries.items()}, profile)
     return Generated(
         modules, payloads, weights, expressions, state, scratch_layout, vocab, hidden, work, entries
     )
