@@ -6,6 +6,8 @@ import ctypes
 import hashlib
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -242,3 +244,32 @@ def test_two_libraries_and_each_other_s_handles(api: Api, folder: Path, tmp_path
     session = first.session()
     assert mine.rewind(session.handle, 0, error) == c_api.ARGUMENT
     assert error.message == b"the session is one of another model"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the address space as Linux does")
+def test_no_memory(tmp_path: Path) -> None:
+    """In a process that may have little: an error that says how much, and nothing is left open."""
+    folder = write_c_toy(tmp_path / "toy", capacity=40_000_000)
+    script = (
+        "import resource, sys\n"
+        "from pathlib import Path\n"
+        "from tests.embedding.c_api import Api, CError, CModel\n"
+        "folder = Path(sys.argv[1])\n"
+        "model = CModel(Api(folder / 'model.so'), folder, threads=1)\n"
+        "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (used + (256 << 20),) * 2)\n"
+        "for _ in range(3):\n"
+        "    try:\n"
+        "        model.session()\n"
+        "    except CError as error:\n"
+        "        print(error.status, error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(folder)], capture_output=True, text=True, check=True
+    )
+    lines = done.stdout.splitlines()
+    assert len(lines) == 3, done.stdout
+    need = read_manifest(folder).state.nbytes
+    assert all(
+        f"{c_api.MEMORY} no memory for a session: its cache takes {need}" in x for x in lines
+    )
