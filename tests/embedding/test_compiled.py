@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bessemer.native import FOLDER, public_functions, public_header
 from bessemer.runtime.model import Model
 from tests.embedding import models
 from tests.embedding.c_api import Api, CModel
@@ -72,3 +74,36 @@ def test_a_prefix_is_on_every_symbol() -> None:
     names = {line for line in listing.split() if not line.endswith(":")}
     assert {"first_bsm_open", "first_bsm_this_model", "first__mlir_ciface_forward_decode"} <= names
     assert all(name.startswith("first_") for name in names)
+
+
+def test_the_documentation_names_what_there_is() -> None:
+    """Each function and status in docs/embedding.md exists, and none is left out."""
+    text = (Path(__file__).parents[2] / "docs" / "embedding.md").read_text()
+    named = set(re.findall(r"\bbsm_\w+", text))
+    types = set(re.findall(r"^} (bsm_\w+);|struct \w+ (bsm_\w+);", public_header(), re.MULTILINE))
+    known = public_functions() | {name for pair in types for name in pair}
+    assert named <= known
+    pool = set(re.findall(r"\b(bsm_\w+)\(", (FOLDER / "bessemer.h").read_text()))
+    assert public_functions() - pool <= named
+    statuses = set(re.findall(r"\b(BSM_(?:ERROR_\w+|OK|CANCELLED)) = ", public_header()))
+    assert statuses == set(re.findall(r"^\| `(BSM_\w+)` \|", text, re.MULTILINE))
+
+
+def test_the_program_in_the_documentation(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "embedding.md").read_text()
+    code = re.findall(r"```c\n(.*?)```", text, re.DOTALL)[0]
+    folder = models.plain()
+    code = code.replace('"DIR"', f'"{folder}"').replace("{504, 1463, 282}", "{5, 17, 33}")
+    (tmp_path / "program.c").write_text(code)
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    command = [compiler] if compiler else [sys.executable, "-m", "ziglang", "cc"]
+    words = ["-O2", f"-I{folder}", str(tmp_path / "program.c"), str(folder / "libmodel.a")]
+    program = str(tmp_path / "program")
+    subprocess.run([*command, *words, "-lm", "-lpthread", "-o", program], check=True)
+    done = subprocess.run([program], capture_output=True, text=True, check=True)
+    session = Model.load(folder).session()
+    logits, want = session.prefill([5, 17, 33]), []
+    for _ in range(20):
+        want.append(int(logits.argmax()))
+        logits = session.decode(want[-1])
+    assert [int(w) for w in done.stdout.split()] == want

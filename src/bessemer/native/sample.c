@@ -4,13 +4,12 @@
 
 #include <math.h>
 
-/* The lowest id of the largest logit; -1 unless it is a finite number. */
+/* The lowest id of the largest logit; -1 unless that is a finite number. A session's logits are
+ * never NaN. */
 static int32_t largest(const float *logits, int64_t vocab_size) {
     int64_t best = 0;
-    for (int64_t i = 0; i < vocab_size; i++) {
-        if (isnan(logits[i])) return -1;
+    for (int64_t i = 1; i < vocab_size; i++)
         if (logits[i] > logits[best]) best = i;
-    }
     return isfinite(logits[best]) ? (int32_t)best : -1;
 }
 
@@ -26,7 +25,7 @@ static bsm_status pick(bsm_session *session, bsm_sampler *sampler, int32_t *id, 
     int32_t best = largest(logits, vocab_size);
     if (best < 0)
         return bsm_fail(error, BSM_ERROR_NUMERIC,
-                        "the logits hold NaN or infinity, or every one is -infinity: `bessemer "
+                        "the largest logit is infinite, so that no token can be chosen: `bessemer "
                         "verify` shows where the model's numbers broke down");
     *id = best;
     return BSM_OK;

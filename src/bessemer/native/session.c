@@ -13,14 +13,14 @@
  * stands for.  high_water: one past the highest position that may have been written since the state
  * was begun anew; rings have lost what lies more than their length below it.  regime: of the rotary
  * factors that the state was computed with. */
-typedef struct held {
+typedef struct holding {
     int64_t position, valid, high_water, regime;
-} held;
+} holding;
 
 struct bsm_session {
     bsm_model *model;
     bsm_context context;
-    held held;
+    holding held;
     int32_t busy;       /* atomic */
     int32_t has_logits; /* whether `logits` belong to the last token */
     char *state;
@@ -137,7 +137,7 @@ static int64_t regime(const bsm_description *model, int64_t length) {
 }
 
 /* How many of the held tokens need not be fed again: all that are valid, or 0. */
-static int64_t usable(const bsm_description *model, const held *held, int64_t wanted_regime) {
+static int64_t usable(const bsm_description *model, const holding *held, int64_t wanted_regime) {
     int64_t keep = held->valid < held->position ? held->valid : held->position;
     if (keep == 0 || held->regime != wanted_regime) return 0;
     if (model->named_state_count > 0 && keep != held->high_water) return 0;
@@ -153,7 +153,7 @@ static int64_t usable(const bsm_description *model, const held *held, int64_t wa
 /* Note that the positions [at, end) are going to be overwritten. */
 static void begin(bsm_session *session, int64_t at, int64_t end, int64_t wanted_regime) {
     const bsm_description *model = session->model->description;
-    held *held = &session->held;
+    holding *held = &session->held;
     if (at == 0)
         for (int64_t i = 0; i < model->named_state_count; i++)
             memset(session->state + model->named_states[i].offset, 0,
@@ -281,7 +281,7 @@ static bsm_status check_rows(const feed *f, bsm_error *error) {
 static bsm_status take(bsm_session *session, bsm_entry *entry, const int32_t *ids, feed f,
                        bsm_error *error) {
     const bsm_description *model = session->model->description;
-    held *held = &session->held;
+    holding *held = &session->held;
     f.first = held->position;
     f.end = f.first + f.count;
     int64_t wanted_regime = regime(model, f.end);
@@ -338,7 +338,7 @@ bsm_status bsm_decode(bsm_session *session, int32_t id, bsm_error *error) {
 bsm_status bsm_rewind(bsm_session *session, int64_t n, bsm_error *error) {
     bsm_status status = bsm_session_enter(session, error);
     if (status != BSM_OK) return status;
-    held *held = &session->held;
+    holding *held = &session->held;
     if (n < 0 || n > held->position) {
         status = bsm_fail(error, BSM_ERROR_ARGUMENT, "rewind to %lld: the session holds %lld tokens",
                           (long long)n, (long long)held->position);

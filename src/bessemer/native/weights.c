@@ -18,8 +18,9 @@
 #include <unistd.h>
 
 static const char FILE_NAME[] = "weights.bin";
-static const char MAGIC[8] = "BSMWTS01";
-#define FOOTER_BYTES (sizeof MAGIC + 8 + BSM_HASH_BYTES)
+static const char MAGIC[] = "BSMWTS01";
+#define MAGIC_BYTES (sizeof MAGIC - 1)
+#define FOOTER_BYTES (MAGIC_BYTES + 8 + BSM_HASH_BYTES)
 #define PAGE_BYTES 4096
 /* A piece for one thread: many huge pages, and small enough to spread over the threads. */
 #define READ_BYTES ((int64_t)16 << 20)
@@ -54,18 +55,18 @@ static bsm_status read_footer(int file, const char *path, int64_t size, int64_t 
                      ? EIO
                      : read_at(file, footer, sizeof footer, size - (int64_t)sizeof footer);
     if (number != 0 && number != EIO) return unreadable(error, path, number);
-    if (number == EIO || memcmp(footer, MAGIC, sizeof MAGIC) != 0)
+    if (number == EIO || memcmp(footer, MAGIC, MAGIC_BYTES) != 0)
         return bsm_fail(error, BSM_ERROR_WEIGHTS,
                         "%s is no weight file of this Bessemer, or its end is cut off: " REMEDY,
                         path);
     uint64_t bytes = 0;
-    for (int i = 7; i >= 0; i--) bytes = bytes << 8 | footer[sizeof MAGIC + (size_t)i];
+    for (int i = 7; i >= 0; i--) bytes = bytes << 8 | footer[MAGIC_BYTES + (size_t)i];
     uint64_t room = (uint64_t)size - sizeof footer;
     if (bytes > room || (room - bytes) % PAGE_BYTES != 0)
         return bsm_fail(error, BSM_ERROR_WEIGHTS, "%s is damaged at its end: " REMEDY, path);
     *table = (int64_t)(room - bytes);
     for (int i = 0; i < BSM_HASH_BYTES; i++)
-        snprintf(hash + 2 * i, 3, "%02x", footer[sizeof MAGIC + 8 + (size_t)i]);
+        snprintf(hash + 2 * i, 3, "%02x", footer[MAGIC_BYTES + 8 + (size_t)i]);
     return BSM_OK;
 }
 
