@@ -12,8 +12,8 @@ from bessemer.artifact.text.format import NotConvertible, Section, TokenizerFile
 from bessemer.runtime.tokenizer import Tokenizer
 
 SINGLE_WORD, STRIP_LEFT, STRIP_RIGHT = 1, 2, 4
-# A text for finding out what is put around one.
-PROBE = "a"
+# A text for finding out what is put around one; every tokenizer has tokens for it.
+PROBE = ""
 
 
 def write_added_tokens(
