@@ -5,24 +5,29 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from bessemer.artifact.layout import CompressedStream, KVLayer, SharedLayer, StateLayout
 from bessemer.artifact.manifest import WEIGHTS_FILE
 from bessemer.artifact.reader import read_manifest
 from bessemer.artifact.weight_file import FOOTER
-from bessemer.codegen.description import Variant
+from bessemer.codegen.description import Variant, WeightFile, emit_description
 from bessemer.runtime.cpu import default_threads, host_features
+from bessemer.runtime.state import Held, usable
 from tests.embedding import c_api
 from tests.embedding.c_api import Api, CError, CModel
 from tests.embedding.toys import write_c_toy
-from tests.runtime.toy import VOCAB, expected
+from tests.runtime.toy import VOCAB, expected, toy_generated
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +74,40 @@ def test_the_library_and_the_manifest_say_the_same(api: Api, folder: Path) -> No
     assert info.state_bytes == manifest.state.nbytes
     assert info.scratch_shared_bytes == manifest.scratch.shared_bytes
     assert info.scratch_thread_bytes == manifest.scratch.thread_bytes
+
+
+def test_any_name(tmp_path: Path) -> None:
+    """In C strings and comments, whatever a model is called."""
+    name = 'a "b" \\ ??/ */ //\t%s é字1\n2'
+    folder = write_c_toy(tmp_path / "toy", name=name, variants=(Variant(("warp9",)),))
+    api = Api(folder / "model.so")
+    assert api.info.name.decode() == name
+    refused(api, folder, c_api.CPU, re.escape(f"{name} was compiled for a processor"))
+    assert (folder / "model.h").read_text().splitlines()[0].endswith("2: compiled by Bessemer. */")
+
+
+def test_rings_of_the_state() -> None:
+    """What the table says of them gives what the session in Python asks of the layout."""
+    layers = (KVLayer(0, 1, 8, 8, 0), KVLayer(1, 1, 8, 8, 5), KVLayer(2, 1, 8, 8, 5))
+    streams = (CompressedStream(4, "kv", 8, 4, True), CompressedStream(5, "kv", 8, 16, False))
+    layout = StateLayout(layers, "f32", 200, 16, shared=(SharedLayer(3, 8, 7),), streams=streams)
+    generated: Any = replace(toy_generated(), state=layout)
+    text = emit_description(generated, "x", "y", [Variant(())], WeightFile("0" * 64, 0))
+    block = re.findall(r"bsm_ring rings\[\] = \{\n(.*?)\};", text, re.DOTALL)[0]
+    rings = [tuple(map(int, re.findall(r"\d+", line))) for line in block.splitlines()]
+    assert len(rings) == 4  # equal layers are one
+
+    def by_table(keep: int, high_water: int) -> int:
+        for rate, reach, rows in rings:
+            needed = max(0, keep // rate * rate + rate - reach)
+            if needed < keep and high_water - rows > needed:
+                return 0
+        return keep
+
+    for high_water in range(0, 201, 7):
+        for keep in range(high_water + 1):
+            held = Held(keep, keep, high_water)
+            assert by_table(keep, high_water) == usable(layout, held, keep, 0)
 
 
 def test_the_header_s_hash(api: Api, folder: Path) -> None:

@@ -40,11 +40,12 @@ def write_c_toy(
     variants: tuple[Variant, ...] = (Variant(()),),
     prefix: str = "",
     bias: Any = None,
+    name: str = "toy",
     **shape: Any,
 ) -> Path:
     """An artifact of the toy whose libraries have the C API. shape: of `toy_generated`."""
     generated: Any = toy_generated(**shape)
-    libraries = Libraries(generated, "toy", Target.native(), variants, new_folder(), rope, prefix)
+    libraries = Libraries(generated, name, Target.native(), variants, new_folder(), rope, prefix)
     objects = [toy_object(rope.threshold if rope else NO_THRESHOLD), *native_objects()]
     return write_toy(
         folder,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from bessemer.artifact.layout import StateLayout
+from bessemer.artifact.layout import KVLayer, SharedLayer, StateLayout
 from bessemer.artifact.manifest import ENTRY_POINTS, RopeSwitch
 from bessemer.codegen.abi import header_hash
 from bessemer.codegen.generate import Generated
@@ -103,18 +103,15 @@ def emit_description(
 
 def _rings(state: StateLayout) -> list[str]:
     """What the rings of the state keep: see `bsm_ring`. Layers of equal rings are one entry."""
-    found = [
-        (1, layer.window, state.ring_rows(layer))
-        for layer in (*state.layers, *state.shared)
-        if layer.window
-    ]
+    layers: list[KVLayer | SharedLayer] = [*state.layers, *state.shared]
+    found = [(1, layer.window, state.ring_rows(layer)) for layer in layers if layer.window]
     found += [(s.rate, s.reach, state.pending_rows(s)) for s in state.streams]
     return [f"{{{a}, {b}, {c}}}" for a, b, c in dict.fromkeys(found)]
 
 
 def _named(state: StateLayout) -> list[str]:
     offsets = state.named_offsets()
-    return [f"{{{offsets[s.name]}, {s.nbytes}}}" for s in state.named]
+    return [f"{{{offsets[s.name]}, {s.nbytes}}}" for s in state.named if not s.given]
 
 
 def _entries(prefix: str) -> str:

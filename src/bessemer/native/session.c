@@ -140,7 +140,8 @@ static int64_t regime(const bsm_description *model, int64_t length) {
 static int64_t usable(const bsm_description *model, const holding *held, int64_t wanted_regime) {
     int64_t keep = held->valid < held->position ? held->valid : held->position;
     if (keep == 0 || held->regime != wanted_regime) return 0;
-    if (model->named_state_count > 0 && keep != held->high_water) return 0;
+    if (keep == held->high_water) return keep; /* nothing was written beyond it */
+    if (model->named_state_count > 0) return 0;
     for (int64_t i = 0; i < model->ring_count; i++) {
         const bsm_ring *ring = &model->rings[i];
         int64_t needed = keep / ring->rate * ring->rate + ring->rate - ring->reach;
