@@ -23,8 +23,10 @@ def all_close(got: np.ndarray, wanted: np.ndarray, tolerance: float = 2e-6) -> N
     assert error < tolerance, error
 
 
-@pytest.mark.parametrize("generic", [False, True])
-@pytest.mark.parametrize(("rate", "overlap"), [(4, True), (8, False), (3, True)])
+@pytest.mark.parametrize(
+    ("rate", "overlap", "generic"),
+    [(4, True, False), (8, False, False), (3, True, False), (4, True, True), (8, False, True)],
+)
 def test_compressed_rows(rate: int, overlap: bool, generic: bool) -> None:
     """Rows of both streams, after every chunk; the ring of projected rows wraps."""
     layer = CompressedLayer(
@@ -54,14 +56,15 @@ def test_rounded_rows(generic: bool) -> None:
         assert same.mean() > 0.995
 
 
-@pytest.mark.parametrize("generic", [False, True])
-@pytest.mark.parametrize("heads", [1, 3, 13])
-def test_choice(heads: int, generic: bool) -> None:
+@pytest.mark.parametrize(
+    ("heads", "ks", "generic"), [(3, (1, 5, 33), False), (13, (5,), False), (3, (5,), True)]
+)
+def test_choice(heads: int, ks: tuple[int, ...], generic: bool) -> None:
     """Fewer, as many and more visible rows than are wanted; one query row and several."""
     layer = CompressedLayer(generic=generic, rate=2, capacity=140)
     for positions in chunks():
         visible = layer.compress(positions, "index")
-        for k in (1, 5, 33):
+        for k in ks:
             out, wanted = layer.choose(visible, k, heads, threads=1 + len(positions) % 3)
             assert np.array_equal(out, wanted), k
 
@@ -85,8 +88,7 @@ def test_ties_go_to_the_lowest_row(rows: int, generic: bool) -> None:
     assert np.array_equal(out[0], np.arange(9))
 
 
-@pytest.mark.parametrize("lanes", [4, 8])
-@pytest.mark.parametrize(("heads", "width"), [(1, 32), (5, 36), (13, 64)])
+@pytest.mark.parametrize(("heads", "width", "lanes"), [(1, 32, 8), (5, 36, 8), (13, 64, 4)])
 def test_attention(heads: int, width: int, lanes: int) -> None:
     """Window alone, with all compressed rows, with chosen ones; with and without sinks."""
     layer = CompressedLayer(width=width, lanes=lanes)
@@ -108,10 +110,9 @@ def test_attention(heads: int, width: int, lanes: int) -> None:
         all_close(out, wanted)
 
 
-@pytest.mark.parametrize("kv", ["f32", "f16"])
-def test_attention_by_plain_loops(kv: str) -> None:
+def test_attention_by_plain_loops() -> None:
     """The generic lowering, and a cache of f16 rows."""
-    layers = [CompressedLayer(kv=kv, generic=generic, window=40) for generic in (False, True)]
+    layers = [CompressedLayer(kv="f16", generic=generic, window=40) for generic in (False, True)]
     for positions in chunks():
         found = []
         for layer in layers:
@@ -120,7 +121,7 @@ def test_attention_by_plain_loops(kv: str) -> None:
             sinks = np.zeros(3, np.float32)
             for extra in ({}, {"visible": visible}, {"visible": visible, "indices": chosen}):
                 out, wanted = layer.attend(positions, 3, sinks=sinks, **extra)
-                all_close(out, wanted, 2e-6 if kv == "f32" else 2e-3)
+                all_close(out, wanted, 2e-3)
                 found.append(out)
         for a, b in zip(found[:3], found[3:], strict=True):
             all_close(a, b)
