@@ -28,16 +28,12 @@ def correction_dimension(width: int, context: int, turns: float, base: float) ->
 
 
 def correction_range(
-    width: int, context: int, base: float, beta_fast: float, beta_slow: float, truncate: bool = True
-) -> tuple[float, float]:
-    """The pairs between which frequencies are blended, within 0 and width - 1.
-
-    truncate: to whole pairs, outwards.
-    """
-    low = correction_dimension(width, context, beta_fast, base)
-    high = correction_dimension(width, context, beta_slow, base)
-    if truncate:
-        low, high = math.floor(low), math.ceil(high)
+    width: int, context: int, base: float, beta_fast: float, beta_slow: float
+) -> tuple[int, int]:
+    """The pairs between which frequencies are blended, outwards to whole ones, within 0 and
+    width - 1."""
+    low = math.floor(correction_dimension(width, context, beta_fast, base))
+    high = math.ceil(correction_dimension(width, context, beta_slow, base))
     return max(low, 0), min(high, width - 1)
 
 
@@ -71,7 +67,6 @@ def inverse_frequencies(width: int, parameters: Mapping[str, Any]) -> tuple[torc
         base,
         float(parameters.get("beta_fast") or BETA_FAST),
         float(parameters.get("beta_slow") or BETA_SLOW),
-        bool(parameters.get("truncate", True)),
     )
     kept = ramp(low, high, width // 2)
     stretched = 1.0 / (factor * base**exponents)
