@@ -24,6 +24,7 @@ from bessemer.inspect import STAGES, Choice, inspect
 from bessemer.inspect.abi import header_words
 from bessemer.inspect.modules import asm_function, llvm_function, mlir_function
 from bessemer.inspect.page import columns, size_text
+from bessemer.inspect.plan import plan_of
 from bessemer.inspect.subject import Subject, open_subject
 from tests.tiny_models import tiny
 
@@ -254,7 +255,7 @@ def test_abi_names_every_word_of_the_state_header(source: Subject, compiled: Sub
         assert len(data["arguments"]) == 9
         assert len(data["state_header"]) == HEADER_WORDS + LAYER_WORDS * LAYERS
     words = {n: v for _, n, v in header_words(manifest_of(compiled).state)}
-    assert (words["capacity"], words["chunk"], words["layers"]) == (64, 16, LAYERS)
+    assert (words["capacity"], words["chunk"], words["entries"]) == (64, 16, LAYERS)
 
 
 def test_memory_charts_lifetimes_and_totals(source: Subject) -> None:
@@ -267,6 +268,22 @@ def test_memory_charts_lifetimes_and_totals(source: Subject) -> None:
     assert all(re.fullmatch(r"\.*#+\.*", bar) for bar in bars)
     assert f"0-{LAYERS - 1}" in text
     assert f"{data['state']['kv_bytes_per_token']:,} bytes" in text
+
+
+def test_a_config_alone_plans_what_is_compiled(
+    compiled: Subject, checkpoint: Path, tmp_path: Path
+) -> None:
+    config = shutil.copy(checkpoint / "config.json", tmp_path)
+    plan, manifest = plan_of(open_subject(config, options=OPTIONS)), manifest_of(compiled)
+    assert plan.weights == manifest.weights
+    assert (plan.state, plan.scratch) == (manifest.state, manifest.scratch)
+    whole = plan_of(compiled)
+    assert [w.flops for w in plan.work] == [w.flops for w in whole.work]
+    assert plan == replace(whole, work=plan.work)
+    text, data = stage(compiled, "memory")
+    assert isinstance(data, dict)
+    assert (data["parameters"], data["active_parameters"]) == (plan.parameters, plan.active)
+    assert "no speed is estimated" in text
 
 
 # --- without a source, and the command line -------------------------------------------------------
