@@ -62,8 +62,9 @@ def compile(
 
     source: a Hugging Face folder, a `.gguf` file, a hub name, an alias, a transformers model, or
     any torch module that takes token ids and positions and gives logits.
-    weights: "f32", "f16" or "bf16"; f16 when None.  kv: dtype of the KV cache.  context: tokens of
-    a session; the model's own maximum, at most 4096, when None.  output: the artifact's folder;
+    weights: "f32", "f16", "bf16" or "q8_0" (also "w8a32", "w8a16", "w8a8"); when None, q8_0 for a
+    checkpoint whose matrices are quantised, else f16.  kv: dtype of the KV cache.  context: tokens
+    of a session; the model's own maximum, at most 4096, when None.  output: the artifact's folder;
     without one a named model goes to the cache (and is found there the next time), a module to a
     temporary folder that lives as long as the result.  target, cpu: the machine to compile for; the
     result can't run when that isn't this one.  emit: intermediate forms to keep ("graph", "mlir",

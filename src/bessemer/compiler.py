@@ -7,6 +7,7 @@ source -> import_model -> lower -> generate -> compile_module -> link -> write_a
 from __future__ import annotations
 
 import contextlib
+import logging
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from bessemer.arguments import checked_whole, shown
 from bessemer.errors import CompileError, UsageError
+from bessemer.quantize import FLOAT_FORMATS
+from bessemer.weight_formats import (
+    ALIASES,
+    DEFAULT_FORMAT,
+    WEIGHT_FORMATS,
+    DefaultFormat,
+    canonical_format,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,7 +38,8 @@ if TYPE_CHECKING:
     from bessemer.importer.weights import WeightReader
     from bessemer.passes.pipeline import Lowered
 
-WEIGHT_FORMATS = ("f32", "f16", "bf16", "q8_0")
+log = logging.getLogger(__name__)
+
 KV_FORMATS = ("f32", "f16")
 EMIT_FORMS = ("graph", "mlir", "llvm", "asm")
 # Tokens of a session unless asked otherwise (or the model's own maximum, where that is less).
@@ -47,7 +57,8 @@ Progress = Callable[[str, int, int], None]  # stage, done, total
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """weights: storage of matrices (None: f16).  kv: storage of the KV cache.  context: tokens of a
+    """weights: storage of matrices (None: q8_0 where the checkpoint's are quantised, else f16); the
+    aliases w8a32, w8a16 and w8a8 become q8_0.  kv: storage of the KV cache.  context: tokens of a
     session (None: the model's, at most 4096).  target, cpu: see `backend.target.Target.parse`.
     emit: intermediate forms kept under ir/.  capture: "export" or "dynamo".  chunk: most rows of
     a prefill step.  prefix: put before every global symbol.  schedule: "kernels" or "generic".
@@ -76,7 +87,9 @@ class CompileOptions:
     static: bool = False
 
     def __post_init__(self) -> None:
-        _one_of("--weights", self.weights, (None, *WEIGHT_FORMATS))
+        if isinstance(self.weights, str):
+            object.__setattr__(self, "weights", canonical_format(self.weights))
+        _one_of("--weights", self.weights, (None, *WEIGHT_FORMATS, *ALIASES))
         _one_of("--kv", self.kv, KV_FORMATS)
         _one_of("--capture", self.capture, ("export", "dynamo"))
         _one_of("--schedule", self.schedule, ("kernels", "generic"))
@@ -200,6 +213,7 @@ def generate_model(
         raise UsageError(f"--cpu {options.cpu}: code that measures itself is for one CPU")
     with _stage("import", seconds, progress):
         imported = import_source(source, options)
+    options = with_weights(options, imported.checkpoint)
     with _stage("passes", seconds, progress):
         lowered = lower(imported.graph)
     context = context_of(options, imported.context_length)
@@ -252,6 +266,23 @@ def import_source(source: Any, options: CompileOptions) -> Imported:
     return import_model(source, capture=options.capture, options=added)
 
 
+def with_weights(options: CompileOptions, checkpoint: WeightReader) -> CompileOptions:
+    """The options with a format of weights, chosen by the checkpoint where none is asked for."""
+    if options.weights is not None:
+        return options
+    if options.schedule == "generic":  # plain lowerings read no blocks
+        return replace(options, weights=DEFAULT_FORMAT)
+    default = DefaultFormat.of(checkpoint)
+    if default.quantised:
+        log.info(
+            "the checkpoint is quantised (%s), so its weights are stored as %s; "
+            "--weights f32, f16 or bf16 stores them otherwise",
+            ", ".join(default.quantised),
+            default.name,
+        )
+    return replace(options, weights=default.name)
+
+
 def codegen_options(options: CompileOptions, target: Target, context: int) -> GenerateOptions:
     """What code generation is told. context: tokens of a session."""
     from bessemer.codegen.generate import GenerateOptions
@@ -263,7 +294,7 @@ def codegen_options(options: CompileOptions, target: Target, context: int) -> Ge
     )
     return GenerateOptions(
         machine,
-        options.weights or "f16",
+        options.weights or DEFAULT_FORMAT,
         options.kv,
         context,
         options.schedule,
@@ -441,7 +472,7 @@ def stored_reader(checkpoint: WeightReader) -> Callable[[str], tuple[str, np.nda
 
     def read(name: str) -> tuple[str, np.ndarray] | None:
         dtype = checkpoint.info(name).dtype
-        if dtype not in WEIGHT_FORMATS:
+        if dtype not in FLOAT_FORMATS:
             return None
         return dtype, checkpoint.read_stored(name)
 

@@ -93,7 +93,7 @@ def fail(message: str) -> None:
 
 
 def _prepare_streams() -> None:
-    """No text may fail to be printed; warnings of ours go to standard error."""
+    """No text may fail to be printed; what we have to say goes to standard error."""
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
@@ -102,6 +102,7 @@ def _prepare_streams() -> None:
     handler.setFormatter(logging.Formatter("bessemer: %(message)s"))
     logger = logging.getLogger("bessemer")
     logger.handlers[:] = [handler]
+    logger.setLevel(logging.INFO)
     logger.propagate = False
     # Libraries that compiling loads are talkative; what matters comes as an exception.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")

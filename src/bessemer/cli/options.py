@@ -31,7 +31,12 @@ class StorageOptions:
     """How a model is compiled when it isn't yet."""
 
     weights: Annotated[
-        str | None, Parameter(help="Storage of the weights: f32, f16, bf16 or q8_0 (default f16).")
+        str | None,
+        Parameter(
+            help="Storage of the weights: f32, f16, bf16 or q8_0 (8 bits; also called w8a32, w8a16, "
+            "w8a8; activations then are 16-bit integers by blocks of 32). Default: q8_0 for a "
+            "checkpoint that is quantised itself, else f16."
+        ),
     ] = None
     kv: Annotated[str, Parameter(help="Storage of the KV cache: f32 or f16.")] = "f16"
     context: Annotated[

@@ -79,7 +79,9 @@ def _embedding(work: GroupWork, call: Call, kv_dtype: str) -> GroupWork:
 
 def _experts(work: GroupWork, call: Call, kv_dtype: str) -> GroupWork:
     """The chosen experts of each row; at most all of them are read."""
-    x, indices, w = call.spec.operands[:3]
+    operands = call.spec.operands
+    at = next(i for i, o in enumerate(operands) if o.role == "weight")
+    x, indices, w = operands[0], operands[at - 1], operands[at]
     parts = 2 if call.spec.attr("gated") else 1
     choices, n, k = _sizes(indices)[0], _sizes(call.spec.operands[-1])[-1], _sizes(x)[-1]
     one = _nbytes(w) // int(w.shape[0])
