@@ -13,6 +13,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.configuration_utils import PreTrainedConfig
 
+from tests.sharing import share_captures
+
+share_captures()
+
 VOCAB = 97
 WINDOW = 5  # tests use prompts longer than this
 

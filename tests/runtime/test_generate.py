@@ -258,7 +258,7 @@ def test_the_penalty_sees_the_prompt_the_answer_and_the_history() -> None:
 
     # "a" has logit 1, "z" has 0.5 after the bias.
     assert first([1]) == (ord("a"), ord("z"))
-    assert first(b"a") == (ord("z"), ord("z"))
+    assert first(list(b"a")) == (ord("z"), ord("z"))
     assert first([1], history=b"a") == (ord("z"), ord("z"))
 
 

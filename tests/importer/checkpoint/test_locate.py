@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bessemer.errors import CheckpointError
+from bessemer.errors import CheckpointError, UsageError
 from bessemer.importer.checkpoint import locate, resolve
 
 from .builders import LLAMA_METADATA, hf_folder, llama_tensors, tiny_gguf
@@ -49,9 +49,12 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("x")
     with pytest.raises(CheckpointError, match="not a checkpoint"):
         resolve(tmp_path / "notes.txt")
-    for name in (tmp_path / "none", "none.gguf", "no such model", "", "a/b/c", "-x/y"):
+    for name in (tmp_path / "none", "none.gguf", "no such model", "a/b/c", "-x/y"):
         with pytest.raises(CheckpointError, match=r"nor one of the aliases \(smollm2\)|not a che"):
             resolve(name)
+    for name in ("", None, 5, b"smollm2"):
+        with pytest.raises(UsageError, match=r"MODEL is .* must be a folder, a file or a name"):
+            resolve(name)  # type: ignore[arg-type]
 
 
 def test_the_alias_finds_the_file_without_importing_the_package(
