@@ -14,8 +14,9 @@ def integers(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     cut = padded.reshape(*x.shape[:-1], -1, DEPTH)
     top = np.maximum(np.abs(cut).max(-1), np.float32(2.0**-110))
     power = np.exp2(np.floor(np.log2(top.astype(np.float64)))).astype(np.float32)
-    scaled = cut * (np.float32(2.0**14) / power)[..., None]
-    q = np.clip(np.rint(scaled), -32767, 32767).astype(np.int16)
+    with np.errstate(invalid="ignore"):  # what is not finite has an infinite scale and any number
+        scaled = cut * (np.float32(2.0**14) / power)[..., None]
+        q = np.clip(np.rint(scaled), -32767, 32767).astype(np.int16)
     return q.reshape(padded.shape), power * np.float32(2.0**-14)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from bessemer.backend.codegen import compile_module
+from bessemer.backend.target import Target
 from bessemer.codegen.emit import Fn
 from bessemer.codegen.group import ROWS, GroupSpec, Operand
 from bessemer.codegen.kernels.integer_rows import pair_dot
@@ -79,13 +81,29 @@ def test_what_is_not_finite_stays_visible(bad: float) -> None:
         assert not np.isfinite(np.float32(q[1, 40]) * scales[1, 1] * np.float32(0.5))
 
 
-def test_pairs_by_instruction_and_without() -> None:
-    """The generic form and x86's instruction are the same numbers (the harness has both)."""
-    texts = []
-    for name in ("", "llvm.x86.avx2.pmadd.wd"):
-        fn = Fn("f", [("%a", "vector<16xi16>"), ("%b", "vector<16xi16>")])
-        pair_dot(fn, codegen_target(pair_dot=name), "%a", "%b")
-        texts.append(fn.text())
-    assert "pmadd" in texts[1]
-    assert "vector.shuffle" in texts[0]
-    assert "arith.muli" in texts[0]
+@pytest.mark.parametrize(
+    ("target", "cpu", "lanes", "instruction"),
+    [
+        ("x86_64-linux-gnu", "baseline", 4, "pmaddwd"),
+        ("x86_64-linux-gnu", "v3", 8, "vpmaddwd"),
+        ("x86_64-linux-gnu", "v4", 16, "vpmaddwd"),
+        ("x86_64-linux-gnu", "v4+avx512vnni", 16, "vpdpwssd"),
+        ("x86_64-linux-gnu", "v3+avxvnni", 8, "vpdpwssd"),
+        ("aarch64-linux-gnu", "baseline", 4, "smlal"),
+    ],
+)
+def test_instructions(target: str, cpu: str, lanes: int, instruction: str) -> None:
+    """Each processor's own instruction for pairs is what LLVM writes."""
+    machine = Target.parse(target, cpu)
+    assert machine.f32_lanes == lanes
+    short, long = f"memref<{2 * lanes}xi16>", f"memref<{lanes}xi32>"
+    fn = Fn("f", [("%a", short), ("%b", short), ("%c", long)])
+    zero, pairs = fn.index(0), f"vector<{2 * lanes}xi16>"
+    a, b = (fn.op(f"vector.load {x}[{zero}] : {short}, {pairs}") for x in ("%a", "%b"))
+    c = fn.op(f"vector.load %c[{zero}] : {long}, vector<{lanes}xi32>")
+    c = pair_dot(fn, codegen_target(lanes, pair_dot=machine.pair_dot), c, a, b)
+    fn.line(f"vector.store {c}, %c[{zero}] : {long}, vector<{lanes}xi32>")
+    text = f"module {{\n{fn.text()}}}\n"
+    compiled = compile_module(text, machine, "pairs", exports=["f"], assembly=True)
+    assert compiled.assembly is not None
+    assert instruction in compiled.assembly

@@ -82,8 +82,9 @@ class Target:
                     "name a CPU, or use --cpu baseline"
                 )
             return host
-        if cpu in LEVELS and arch == "x86_64":
-            cpu = LEVELS[cpu]
+        level, plus, more = cpu.partition("+")
+        if level in LEVELS and arch == "x86_64":
+            cpu = LEVELS[level] + plus + more
         smallest = feature_tables.BASELINE_CPU[arch]
         if cpu == BASELINE:
             return Target(triple, smallest, tuple(sorted(feature_tables.baseline(arch))))
@@ -149,6 +150,10 @@ class Target:
         """
         if self.arch != "x86_64":
             return ""
+        # The 256-bit form is one instruction of two features, of which processors have either.
+        vnni = {8: "avxvnni", 16: "avx512vnni"}.get(self.f32_lanes)
+        if vnni in self.features:
+            return f"llvm.x86.avx512.vpdpwssd.{32 * self.f32_lanes}"
         by_lanes = {4: "sse2.pmadd.wd", 8: "avx2.pmadd.wd", 16: "avx512.pmaddw.d.512"}
         return f"llvm.x86.{by_lanes[self.f32_lanes]}"
 

@@ -114,17 +114,28 @@ def _reshaped(f: Fn, array: Array, inner: tuple[int, ...]) -> Array:
     )
 
 
-def pair_dot(f: Fn, target: CodegenTarget, a: str, b: str) -> str:
-    """y[i] = a[2 i] * b[2 i] + a[2 i + 1] * b[2 i + 1]: i32 lanes of i16 vectors twice as long.
+def pair_dot(f: Fn, target: CodegenTarget, total: str, a: str, b: str) -> str:
+    """y[i] = total[i] + a[2 i] * b[2 i] + a[2 i + 1] * b[2 i + 1]: i32 lanes of i16 vectors of twice
+    the length.
 
-    LLVM does not find x86's instruction when one side is broadcast, so it is named where there is
-    one.
+    LLVM does not find x86's instructions when one side is broadcast, so they are named where there
+    is one: one that adds to the total (VNNI), or one that doesn't.
     """
-    lanes = target.lanes
+    lanes, name = target.lanes, target.pair_dot
     short, long = vector_type(2 * lanes, "i16"), vector_type(lanes, "i32")
-    if target.pair_dot:
-        called = f'llvm.call_intrinsic "{target.pair_dot}"({a}, {b})'
-        return f.op(f"{called} : ({short}, {short}) -> {long}")
+    if "vpdpwssd" in name:
+        called = f'llvm.call_intrinsic "{name}"({total}, {a}, {b})'
+        return f.op(f"{called} : ({long}, {short}, {short}) -> {long}")
+    if name:
+        called = f'llvm.call_intrinsic "{name}"({a}, {b})'
+        product = f.op(f"{called} : ({short}, {short}) -> {long}")
+    else:
+        product = _pair_products(f, lanes, a, b)
+    return f.arith("addi", total, product, type_=long)
+
+
+def _pair_products(f: Fn, lanes: int, a: str, b: str) -> str:
+    short, long = vector_type(2 * lanes, "i16"), vector_type(lanes, "i32")
     products = []
     for parity in (0, 1):
         picked = list(range(parity, 2 * lanes, 2))

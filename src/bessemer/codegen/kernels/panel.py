@@ -131,9 +131,8 @@ class Panel:
             for u in range(PAIR_UNROLL):
                 pair = fn.offset(loop.iv, u)
                 x = rows.pair(fn, self.lanes, place, fn.add(first, pair))
-                products = [pair_dot(fn, target, w, x) for w in self.pairs(block, pair)]
-                pairs = zip(sums, products, strict=True)
-                sums = [fn.arith("addi", a, b, type_=kind) for a, b in pairs]
+                terms = zip(sums, self.pairs(block, pair), strict=True)
+                sums = [pair_dot(fn, target, total, w, x) for total, w in terms]
             loop.carry(*sums)
         return loop.results
 

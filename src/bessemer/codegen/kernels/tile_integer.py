@@ -140,8 +140,7 @@ class IntegerTile:
             for r, row in enumerate(at):
                 x = self.rows.pair(fn, lanes, row, pair)
                 for v, w in enumerate(weights):
-                    product = pair_dot(fn, self.target, w, x)
-                    sums.append(fn.arith("addi", loop.args[r * vectors + v], product, type_=kind))
+                    sums.append(pair_dot(fn, self.target, loop.args[r * vectors + v], w, x))
             loop.carry(*sums)
         return loop.results
 
