@@ -115,8 +115,8 @@ def _reshaped(f: Fn, array: Array, inner: tuple[int, ...]) -> Array:
 
 
 def pair_dot(f: Fn, target: CodegenTarget, total: str, a: str, b: str) -> str:
-    """y[i] = total[i] + a[2 i] * b[2 i] + a[2 i + 1] * b[2 i + 1]: i32 lanes of i16 vectors of twice
-    the length.
+    """y[i] = total[i] + a[2 i] * b[2 i] + a[2 i + 1] * b[2 i + 1]: i32 lanes, of i16 vectors twice
+    as long.
 
     LLVM does not find x86's instructions when one side is broadcast, so they are named where there
     is one: one that adds to the total (VNNI), or one that doesn't.
