@@ -72,6 +72,9 @@ LLAMA = pair("general.architecture", STRING, text("llama"))
 # GGUF through the gguf package.
 
 
+PLAIN = {"f32": np.float32, "f16": np.float16, "i32": np.int32, "i64": np.int64}
+
+
 def tiny_gguf(
     path: Path,
     tensors: dict[str, tuple[np.ndarray, str]],
@@ -84,8 +87,8 @@ def tiny_gguf(
         full = key if key.startswith(("tokenizer.", "general.")) else f"{architecture}.{key}"
         add_value(writer, full, value)
     for name, (values, form) in tensors.items():
-        if form in ("f32", "f16"):
-            writer.add_tensor(name, values.astype({"f32": np.float32, "f16": np.float16}[form]))
+        if form in PLAIN:
+            writer.add_tensor(name, values.astype(PLAIN[form]))
             continue
         kind = gguf.GGMLQuantizationType[form.upper()]
         if form == "bf16":
