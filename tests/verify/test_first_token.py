@@ -24,7 +24,7 @@ from bessemer.errors import ArtifactError, UsageError
 from bessemer.graph import parse_graph
 from bessemer.runtime.model import Model
 from bessemer.verify import first_token
-from bessemer.verify.first_token import Diagnosis, Numbers, diagnose_first_token
+from bessemer.verify.first_token import Diagnosis, diagnose_first_token
 from bessemer.verify.reference import kept_graphs, run_graph
 from bessemer.verify.stage_names import name_stages
 from bessemer.verify.stored import StoredParts, StoredTensors, read_weight
@@ -76,12 +76,10 @@ def test_norms_and_hashes_are_those_of_the_numbers(
 ) -> None:
     table = load_file(checkpoint / "model.safetensors")["model.embed_tokens.weight"]
     row = table[TOKEN].astype(np.float16).astype("<f4")
-    numbers = Numbers(
-        pytest.approx(float(np.linalg.norm(row.astype(np.float64)))),
-        hashlib.sha256(row.tobytes()).hexdigest()[:16],
-    )
-    assert diagnosis.stages[0].reference == numbers
-    assert diagnosis.stages[0].compiled == numbers
+    found = diagnosis.stages[0].reference
+    assert found.norm == pytest.approx(float(np.linalg.norm(row.astype(np.float64))))
+    assert found.digest == hashlib.sha256(row.tobytes()).hexdigest()[:16]
+    assert diagnosis.stages[0].compiled == found
     assert diagnosis.stages[0].shape == (1, len(row))
     # The logits are those of the imported graph: another one than the lowered graph that is run.
     artifact = open_artifact(compiled)

@@ -41,6 +41,15 @@ class Step:
         last = self.start + self.rows
         return seen, min(last, window + self.rows - 1) if window else last
 
+    def blocks(self, rate: int, limit: int) -> tuple[int, int]:
+        """The same of compressed rows, each of which stands for `rate` positions and is seen when
+        these are. limit: how many of them a query reads at most; 0 = all.
+        """
+        ends = range(self.start + 1, self.start + self.rows + 1)
+        seen = sum(min(end // rate, limit) if limit else end // rate for end in ends)
+        last = (self.start + self.rows) // rate
+        return seen, min(last, limit * self.rows) if limit else last
+
 
 @dataclass(frozen=True)
 class GroupWork:
@@ -52,7 +61,8 @@ class GroupWork:
     row_weight_bytes: read per row (look-ups, chosen experts), at most `row_weight_limit`.
     row_bytes: activations read and written per row.
     key_flops, key_bytes: of attention, per query row and key, and per cached key; times the calls
-    with each window (0: full), {window: calls}.
+    with each window (0: full), {window: calls}, and those that read compressed rows, by
+    "rate/limit" (see `Step.blocks`), {"4/512": calls}.
     """
 
     function: str
@@ -67,14 +77,14 @@ class GroupWork:
     key_flops: int = 0
     key_bytes: int = 0
     windows: dict[int, int] = field(default_factory=dict)
+    blocks: dict[str, int] = field(default_factory=dict)
 
     def count(self, step: Step) -> int:
         """Rows of this group in a step."""
         return {"T": step.rows, "R": step.outputs}.get(self.rows, 1)
 
     def flops_of(self, step: Step) -> int:
-        seen = sum(calls * step.keys(window)[0] for window, calls in self.windows.items())
-        return self.flops * self.count(step) + self.key_flops * seen
+        return self.flops * self.count(step) + self.key_flops * self._keys(step)[0]
 
     def weight_bytes_of(self, step: Step) -> int:
         chosen = self.row_weight_bytes * self.count(step)
@@ -82,8 +92,15 @@ class GroupWork:
 
     def cache_bytes_of(self, step: Step) -> int:
         """Bytes of the KV cache that attention reads."""
-        read = sum(calls * step.keys(window)[1] for window, calls in self.windows.items())
-        return self.key_bytes * read
+        return self.key_bytes * self._keys(step)[1]
+
+    def _keys(self, step: Step) -> tuple[int, int]:
+        """Keys and compressed rows of all calls: seen, summed over the queries; and read."""
+        found = [(calls, step.keys(window)) for window, calls in self.windows.items()]
+        for reach, calls in self.blocks.items():
+            rate, limit = map(int, reach.split("/"))
+            found.append((calls, step.blocks(rate, limit)))
+        return sum(c * seen for c, (seen, _) in found), sum(c * read for c, (_, read) in found)
 
     def bytes_of(self, step: Step) -> int:
         """Weights, cache and activations."""

@@ -122,7 +122,7 @@ def generate(prefill: Graph, decode: Graph, options: GenerateOptions) -> Generat
     hidden = prefill.outputs["hidden"].shape[-1] if "hidden" in prefill.outputs else 0
     assert isinstance(vocab, int)
     assert isinstance(hidden, int)
-    work = Work({e: group_work(p.calls, options.kv) for e, p in entries.items()}, profile)
+    work = Work({e: group_work(p.calls, state) for e, p in entries.items()}, profile)
     return Generated(
         modules, payloads, weights, expressions, state, scratch_layout, vocab, hidden, work, entries
     )

@@ -41,13 +41,15 @@ def inspect(
     choice: Choice | None = None,
     checkpoint: Any = None,
     options: CompileOptions | None = None,
+    bandwidth: float | None = None,
 ) -> Page:
     """One stage of a model, or an overview.
 
-    model: a compiled folder, a checkpoint (path, hub name, alias), a torch module, or a Subject
-    that `open_subject` gave, which keeps what it made for the next stage.  stage: one of STAGES.
-    checkpoint: the source of a compiled folder, if it isn't where it was.  options: of the
-    compilation, for what is not compiled.
+    model: a compiled folder, a checkpoint (path, hub name, alias), a config.json without weights, a
+    torch module, or a Subject that `open_subject` gave, which keeps what it made for the next
+    stage.  stage: one of STAGES.  checkpoint: the source of a compiled folder, if it isn't where it
+    was.  options: of the compilation, for what is not compiled.  bandwidth: bytes that the machine
+    reads in a second; `memory` then estimates the speed of decoding.
 
     A compiled folder shows what it holds (`compile --emit`); other stages are made again from its
     source. Raises UsageError for an unknown stage, module or function, BessemerError when the model
@@ -61,22 +63,23 @@ def inspect(
         subject = model
     else:
         subject = open_subject(model, checkpoint=checkpoint, options=options)
-    return _page(subject, stage, choice or Choice())
+    return _page(subject, stage, choice or Choice(), bandwidth)
 
 
-def _page(subject: Subject, stage: str | None, choice: Choice) -> Page:
-    from bessemer.inspect import abi, graphs, groups, memory, modules, overview, weights
+def _page(subject: Subject, stage: str | None, choice: Choice, bandwidth: float | None) -> Page:
+    from bessemer.inspect import abi, graphs, groups, modules, overview, plan, weights
 
     if stage == "graph":
         return graphs.graph(subject, choice.of, choice.after)
     if stage in ("mlir", "llvm", "asm"):
         return modules.code(subject, stage, choice.module, choice.group, choice.form)
+    if stage == "memory":
+        return plan.memory_page(subject, bandwidth)
     pages = {
         None: overview.overview,
         "passes": graphs.passes,
         "groups": groups.groups,
         "weights": weights.weights,
         "abi": abi.abi,
-        "memory": memory.memory,
     }
     return pages[stage](subject)

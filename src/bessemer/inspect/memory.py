@@ -44,7 +44,7 @@ def memory(subject: Subject) -> Page:
         for name, entry in entries.items():
             text += heading(f"{name}: arena of {entry.arena.nbytes:,} bytes") + chart(entry)
         data["arena"] = {name: _arena_data(entry) for name, entry in entries.items()}
-    text += heading("state of a session") + _state_text(state)
+    text += heading("state of a session") + state_text(state)
     text += heading("totals by context, one session") + _totals(state, scratch, weight_bytes)
     return Page(text.lstrip("\n"), data)
 
@@ -111,7 +111,8 @@ def _arena_data(entry: EntryPlan) -> dict[str, Any]:
     }
 
 
-def _state_text(state: StateLayout) -> str:
+def state_text(state: StateLayout) -> str:
+    """What a session keeps, and how much of it."""
     pairs: list[tuple[str, object]] = [
         ("KV dtype", state.kv_dtype),
         ("capacity", f"{state.capacity} tokens, in steps of at most {state.chunk}"),

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from bessemer.backend.codegen import CompiledModule
     from bessemer.compiler import Compilation, CompileOptions
 
+# Files with weights, also those that can't be read: their errors say more than a plan would.
+WEIGHT_PATTERNS = ("*.safetensors", "*.safetensors.index.json", "*.gguf", "*.bin", "*.pt", "*.pth")
+
 
 @dataclass(frozen=True)
 class KeptModel:
@@ -32,7 +35,8 @@ class KeptModel:
 @dataclass
 class Subject:
     """artifact: None for a model that is not compiled.  source: None when it can't be had, for the
-    `reason` given.  Stages are compiled when they are first asked for.
+    `reason` given.  config_only: the source is a config without weights.  Stages are compiled when
+    they are first asked for.
     """
 
     name: str
@@ -40,6 +44,7 @@ class Subject:
     source: Any
     reason: str
     options: CompileOptions
+    config_only: bool = False
     _objects: dict[str, CompiledModule] = field(default_factory=dict)
 
     @cached_property
@@ -154,5 +159,24 @@ def open_subject(
         recorded = options_of(manifest.options)
         artifact = Artifact(folder, manifest)
         return Subject(manifest.name, artifact, origin.source, origin.reason, recorded)
-    name = str(model) if isinstance(model, (str, Path)) else type(model).__name__
-    return Subject(name, None, model, "", options or CompileOptions())
+    if not isinstance(model, (str, Path)):
+        return Subject(type(model).__name__, None, model, "", options or CompileOptions())
+    config = config_without_weights(Path(model).expanduser())
+    if config is None:
+        return Subject(str(model), None, model, "", options or CompileOptions())
+    from bessemer.importer.outline import ConfigCheckpoint
+
+    source = ConfigCheckpoint.of_file(config)
+    return Subject(str(model), None, source, "", options or CompileOptions(), config_only=True)
+
+
+def config_without_weights(path: Path) -> Path | None:
+    """The config.json that `path` is, or that is alone in the folder `path`: no weights beside it.
+    None for anything else.
+    """
+    if path.is_file():
+        return path if path.suffix == ".json" else None
+    config = path / "config.json"
+    if not config.is_file() or any(next(path.glob(p), None) for p in WEIGHT_PATTERNS):
+        return None
+    return config
