@@ -125,13 +125,13 @@ static void misuse(walk *w) {
     int32_t bad[] = {FIRST_ID, -1, (int32_t)bsm_describe()->vocab_size, INT32_MIN, INT32_MAX};
     int64_t rows[] = {1, 1}, large[] = {INT64_MAX};
     float few[1];
-    CHECK(bsm_prefill(w->session, bad, 2 + below(w, 4), NULL) == BSM_ERROR_ARGUMENT);
-    CHECK(bsm_decode(w->session, bad[1 + below(w, 4)], NULL) == BSM_ERROR_ARGUMENT);
     CHECK(bsm_prefill(w->session, NULL, 1, NULL) == BSM_ERROR_ARGUMENT);
     CHECK(bsm_prefill(w->session, bad, INT64_MIN, NULL) == BSM_ERROR_ARGUMENT);
     CHECK(bsm_prefill(w->session, bad, INT64_MAX, NULL) == BSM_ERROR_CONTEXT);
-    if (w->count + 2 <= bsm_describe()->context_length) {
+    if (w->count + 5 <= bsm_describe()->context_length) {
         int32_t good[] = {FIRST_ID, FIRST_ID};
+        CHECK(bsm_prefill(w->session, bad, 2 + below(w, 4), NULL) == BSM_ERROR_ARGUMENT);
+        CHECK(bsm_decode(w->session, bad[1 + below(w, 4)], NULL) == BSM_ERROR_ARGUMENT);
         CHECK(bsm_prefill_rows(w->session, good, 2, rows, 2, few, NULL) == BSM_ERROR_ARGUMENT);
         CHECK(bsm_prefill_rows(w->session, good, 2, large, 1, few, NULL) == BSM_ERROR_ARGUMENT);
         CHECK(bsm_prefill_rows(w->session, good, 2, NULL, INT64_MAX, few, NULL) == BSM_ERROR_ARGUMENT);
