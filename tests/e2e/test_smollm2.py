@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,12 +34,14 @@ CONTEXT = 256
 # sums in another order may swap them, which says nothing about the model.
 NEAR_TIE = 1e-5
 IR_BYTES = 2 << 20
+RUNNER_TOKENS = 200
+RUNNER_BYTES = 3 << 20
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("smollm2") / "f32"
-    options = CompileOptions("f32", "f32", CONTEXT, emit=("graph", "mlir", "llvm"))
+    options = CompileOptions("f32", "f32", CONTEXT, emit=("graph", "mlir", "llvm"), runner=True)
     return compile_model("smollm2", options, out)
 
 
@@ -100,3 +103,28 @@ def test_intermediate_forms(folder: Path) -> None:
         assert (folder / "ir" / f"{entry}.ll").exists()
         assert (folder / "ir" / f"{entry}.graph").exists()
     assert list((folder / "ir" / "payload").glob("*.mlir"))
+
+
+@pytest.mark.parametrize(
+    ("count", "sampling"),
+    [(RUNNER_TOKENS, {"temperature": 0.9, "top_p": 0.95, "seed": 11}), (TOKENS, {})],
+)
+def test_standalone_runner(
+    model: Model, folder: Path, count: int, sampling: dict[str, Any]
+) -> None:
+    """The program without Python gives the same tokens, drawn by a seed and the likeliest ones."""
+    prompt = PROMPTS[7]
+    expected = model.stream_chat(
+        [{"role": "user", "content": prompt}], max_tokens=count, **sampling
+    ).complete()
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in sampling.items()]
+    command = [str(folder / "run"), "-p", prompt, "--max-tokens", str(count), "--json", *words]
+    got = json.loads(subprocess.run(command, capture_output=True, timeout=300, check=True).stdout)
+    assert tuple(got["token_ids"]) == expected.tokens
+    assert len(expected.tokens) == count
+    assert got["text"] == expected.text
+
+
+def test_runner_size(folder: Path) -> None:
+    """The whole program: below 3 MiB."""
+    assert (folder / "run").stat().st_size < RUNNER_BYTES

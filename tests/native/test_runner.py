@@ -250,7 +250,7 @@ def test_outputs_that_fail(folder: Path) -> None:
 
 def test_interrupt(folder: Path) -> None:
     """What is there is shown, and the code says why it is not more."""
-    command = [folder / "run", "--threads", "1", "-p", "x", "--raw", "--max-tokens", "8000"]
+    command = [str(folder / "run"), "--threads", "1", "-p", "x", "--raw", "--max-tokens", "8000"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     first = process.stdout.read(1)

@@ -15,7 +15,7 @@ from tests.native.text_library import text_sources
 from tests.native.tokenizer_zoo import ZOO, wrap
 
 HARNESS = Path(__file__).with_name("fuzz_tokenizer.c")
-ROUNDS, SEED = 1500, 20240607
+ROUNDS, SEED = 800, 20240607
 UNDEFINED = ("-fsanitize=undefined", "-fno-sanitize-recover=all")
 TEMPLATE = (
     "{{ strftime_now('%d %b') }}{% for m in messages %}[{{ m.role }}]{{ m.content | trim }}"

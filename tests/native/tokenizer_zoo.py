@@ -6,6 +6,7 @@ import random
 import struct
 import unicodedata
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import tokenizers
 from tokenizers import (
@@ -208,7 +209,8 @@ def charsmap(pairs: Mapping[str, str]) -> bytes:
     """A map of characters as SentencePiece writes it: a double array of the keys (Darts-clone), its
     units placed at the first free place, and the texts.
     """
-    texts, trie = bytearray(), {}
+    texts = bytearray()
+    trie: dict[int, Any] = {}
     for key, value in pairs.items():
         node = trie
         for byte in key.encode():
