@@ -17,6 +17,7 @@ from bessemer.verify.files import check_files, check_manifest, check_symbols
 from bessemer.verify.memory import check_bits, check_hashes, check_layouts, check_tables
 from bessemer.verify.model import compile_again, find_source
 from bessemer.verify.numbers import Numbers
+from bessemer.verify.quality import text_ids
 from bessemer.verify.report import MEMORY, NUMBERS, Report
 from bessemer.verify.trials import TrialPlan
 
@@ -113,14 +114,22 @@ class Verification:
             self.report.add(NUMBERS, "logits", False, f"not run, since these failed: {failed}")
             return
         found = find_source(artifact.manifest, source)
-        compilation, reason = None, found.reason
+        compilation, reason, same_weights = None, found.reason, False
         if found.source is not None:
-            compilation = self._compile_again(artifact, found.source)
+            compilation, same_weights = self._compile_again(artifact, found.source)
             if compilation is None:
                 reason = "the source could not be compared"
-        plan = TrialPlan.for_model(artifact.manifest, self.lengths, self.decode_steps)
+        text = text_ids(artifact.folder, artifact.manifest)
+        plan = TrialPlan.for_model(artifact.manifest, self.lengths, self.decode_steps, text)
         Numbers(
-            self.report, artifact, plan, compilation, reason, self.threads, self.progress
+            self.report,
+            artifact,
+            plan,
+            compilation,
+            reason,
+            same_weights,
+            self.threads,
+            self.progress,
         ).check()
 
     def _files_and_layouts(self, artifact: Artifact) -> bool:
@@ -142,9 +151,10 @@ class Verification:
         except (BessemerError, OSError, ValueError, KeyError) as error:
             return [Check("weight table", False, str(error))]
 
-    def _compile_again(self, artifact: Artifact, source: Any) -> Compilation | None:
-        """The source up to MLIR, its tables and bits compared with what is stored; None, and a
-        failed check, when it can't be compiled or is the source of another model.
+    def _compile_again(self, artifact: Artifact, source: Any) -> tuple[Compilation | None, bool]:
+        """The source up to MLIR, its tables and bits compared with what is stored, and whether the
+        bits are the same; None, and a failed check, when it can't be compiled or is the source of
+        another model.
         """
         stage = "compiling again"
         self.progress(stage, 0, 1)
@@ -153,17 +163,17 @@ class Verification:
         except ModuleNotFoundError as error:
             needed = what_to_install(error) or str(error)
             self.report.add(MEMORY, "source", False, f"not compared: {needed}")
-            return None
+            return None, False
         except Exception as error:  # a checkpoint may be damaged in any way
             self.report.add(MEMORY, "source", False, f"{type(error).__name__}: {error}")
-            return None
+            return None, False
         finally:
             self.progress(stage, 1, 1)
         generated, manifest = compilation.generated, artifact.manifest
         same_target = dict(manifest.target) == compilation.target.to_json()
         scratch = generated.scratch if same_target else manifest.scratch
         if not check_tables(self.report, manifest, generated.weights, generated.state, scratch):
-            return None
+            return None, False
         read = compilation.imported.checkpoint.read
-        check_bits(self.report, artifact, generated.expressions, read, self.progress)
-        return compilation
+        same = check_bits(self.report, artifact, generated.expressions, read, self.progress)
+        return compilation, same

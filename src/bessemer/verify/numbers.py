@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bessemer.artifact.reader import Artifact
-from bessemer.verify.compare import Comparison, compare_trials, report_comparisons, tolerance_of
+from bessemer.verify.compare import (
+    Comparison,
+    compare_trials,
+    kl_tolerance_of,
+    report_comparisons,
+    tolerance_of,
+)
+from bessemer.verify.quality import check_quality, sample_of
 from bessemer.verify.reference import (
     Reference,
     graph_reference,
@@ -22,6 +29,7 @@ from bessemer.verify.reference import (
 from bessemer.verify.report import NUMBERS, STAGES, Outcome, Report
 from bessemer.verify.stored import StoredTensors
 from bessemer.verify.trials import Trial, TrialPlan, run_trials
+from bessemer.weight_formats import DEFAULT_FORMAT
 
 if TYPE_CHECKING:
     from bessemer.compiler import Compilation
@@ -35,6 +43,7 @@ class Numbers:
     """The comparison of one artifact.
 
     compilation: its source compiled again; None where there is no source, for the `reason` given.
+    same_weights: whether what is stored is what that source gives.
     """
 
     report: Report
@@ -42,6 +51,7 @@ class Numbers:
     plan: TrialPlan
     compilation: Compilation | None
     reason: str
+    same_weights: bool
     threads: int | None
     progress: Progress
 
@@ -54,6 +64,11 @@ class Numbers:
         trials: list[Trial] = []
         if not self.report.attempt(NUMBERS, "run", lambda: self._run(trials)):
             return
+        self._on_stored_weights(trials)
+        if self.compilation is not None and self.same_weights:
+            self._on_own_weights(self.compilation, sample_of(trials))
+
+    def _on_stored_weights(self, trials: Sequence[Trial]) -> None:
         found: list[tuple[Reference, StoredTensors]] = []
         if not self.report.attempt(NUMBERS, "reference", lambda: self._prepare(found)):
             return
@@ -110,7 +125,20 @@ class Numbers:
             tolerance_of(manifest),
             manifest.rope,
             lambda done, total: self.progress(stage, done, total),
+            kl_tolerance_of(manifest),
         )
+
+    def _on_own_weights(self, compilation: Compilation, trial: Trial) -> None:
+        """What storing the weights costs. The reference on the stored ones is released by now."""
+        imported, stage = compilation.imported, "running the checkpoint's own weights"
+        weights = str(self.artifact.manifest.options.get("weights") or DEFAULT_FORMAT)
+        self.progress(stage, 0, 1)
+        try:
+            logits = torch_reference(imported, imported.checkpoint.read).logits
+            check_quality(self.report, trial, weights, logits)
+        except Exception as error:  # a checkpoint may be damaged in any way
+            self.report.add(NUMBERS, "checkpoint", False, f"{type(error).__name__}: {error}")
+        self.progress(stage, 1, 1)
 
     def _locate(
         self,

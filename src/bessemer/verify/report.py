@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -37,10 +38,13 @@ class Check:
 
 @dataclass
 class Report:
-    """All checks of one model. subject: which one."""
+    """All checks of one model. subject: which one.  measured: numbers that checks have found, by
+    name, for programs that follow them.
+    """
 
     subject: str
     checks: list[Check] = field(default_factory=list)
+    measured: dict[str, float] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -52,8 +56,16 @@ class Report:
         return [check for check in self.checks if not check.ok]
 
     def to_json(self) -> dict[str, Any]:
-        """`{"ok": bool, "checks": [{"name": str, "ok": bool, "detail": str}]}`."""
-        return {"ok": self.ok, "checks": [check.to_json() for check in self.checks]}
+        """`{"ok": bool, "checks": [{"name": str, "ok": bool, "detail": str}]}`, and `"measured":
+        {name: number}` where something was. A number that is not finite is null.
+        """
+        found: dict[str, Any] = {"ok": self.ok, "checks": [c.to_json() for c in self.checks]}
+        if self.measured:
+            found["measured"] = {
+                name: value if math.isfinite(value) else None
+                for name, value in self.measured.items()
+            }
+        return found
 
     def add(self, layer: str, name: str, ok: bool, detail: str) -> bool:
         self.checks.append(Check(layer, name, bool(ok), detail))

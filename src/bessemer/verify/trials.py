@@ -26,6 +26,8 @@ SEED = 20240607
 PIECES = (1, 7)
 # Tokens beyond a chunk, or around a rotary threshold, so that both sides of it are compared.
 BEYOND = 5
+# Tokens of the text: some hundred distributions, and a second of PyTorch for a model of 135M.
+TEXT_TOKENS = 256
 # Multiply-adds that a run across a chunk's end or a rotary threshold may take, in the compiled
 # model and again in the reference: some minutes on two cores.
 LONG_RUN_OPERATIONS = 4e12
@@ -51,11 +53,12 @@ class Section:
 class Trial:
     """One token sequence, and the logits that the compiled model gave along it.
 
-    ids: the prompt at first; decoding appends to it.
+    ids: the prompt at first; decoding appends to it.  is_text: they say something.
     """
 
     ids: list[int]
     sections: list[Section] = field(default_factory=list)
+    is_text: bool = False
 
     def __post_init__(self) -> None:
         self.prompt = len(self.ids)
@@ -64,17 +67,24 @@ class Trial:
 @dataclass(frozen=True)
 class TrialPlan:
     """lengths: of the prompts.  decode_steps: after each.  long_lengths: prompts of which only the
-    rows at the end are compared.
+    rows at the end are compared.  text: tokens of a text, without decode steps.
     """
 
     lengths: tuple[int, ...]
     decode_steps: int
     long_lengths: tuple[int, ...] = ()
+    text: tuple[int, ...] = ()
 
     @classmethod
-    def for_model(cls, manifest: Manifest, lengths: Sequence[int], decode_steps: int) -> TrialPlan:
-        """What fits the context of a model, with prompts that cross a chunk's end and a rotary
-        threshold where the model is small enough.
+    def for_model(
+        cls,
+        manifest: Manifest,
+        lengths: Sequence[int],
+        decode_steps: int,
+        text: Sequence[int] = (),
+    ) -> TrialPlan:
+        """What fits the context of a model, with as much of the text, and prompts that cross a
+        chunk's end and a rotary threshold, as the model is small enough for.
         """
         most = manifest.context_length - decode_steps
         fitting = tuple(dict.fromkeys(min(n, most) for n in lengths if n > 0)) if most > 0 else ()
@@ -84,10 +94,16 @@ class TrialPlan:
         parameters = sum(int(np.prod(w.shape, dtype=np.int64)) for w in manifest.weights)
         affordable = LONG_RUN_OPERATIONS / max(parameters, 1)
         long = tuple(n for n in dict.fromkeys(wanted) if 0 < n <= min(most, affordable))
-        return cls(fitting, decode_steps, tuple(n for n in long if n not in fitting))
+        shown = int(min(TEXT_TOKENS, manifest.context_length, affordable))
+        return cls(
+            fitting,
+            decode_steps,
+            tuple(n for n in long if n not in fitting),
+            tuple(text[:shown]) if min(shown, len(text)) > 1 else (),
+        )
 
     def trials(self) -> int:
-        return len(self.lengths) + len(self.long_lengths)
+        return len(self.lengths) + len(self.long_lengths) + bool(self.text)
 
 
 def run_trials(
@@ -130,6 +146,11 @@ def _planned(engine: Engine, plan: TrialPlan, random: np.random.Generator) -> It
         trial = Trial(ids, [Section(name, length - 1, length, last[None], (length,))])
         _decode(session, trial, last, plan.decode_steps)
         yield trial
+    if plan.text:
+        ids, length = list(plan.text), len(plan.text)
+        logits = Session(engine).prefill(ids, all_logits=True)
+        name = f"text of {length} tokens"
+        yield Trial(ids, [Section(name, 0, length, logits, (length,))], is_text=True)
 
 
 def _in_pieces(engine: Engine, ids: Sequence[int]) -> Section:
