@@ -104,6 +104,7 @@ def share_captures() -> None:
             json.dumps(config, sort_keys=True, default=str),
             capture,
             sorted(options.items()),
+            [name for name, part in model.named_modules() if part._forward_hooks],
             *((name, list(tensor.shape)) for name, tensor in stored.items()),
             # Values that are part of a program: frequencies, mostly.
             *((n, b.numpy().tobytes()) for n, b in model.named_buffers() if n not in stored),

@@ -33,13 +33,17 @@ def tokens(count: int, seed: int = 0) -> list[int]:
 
 
 def run(
-    found: Imported, ids: Sequence[int], chunks: Sequence[int] = (), graph: Graph | None = None
+    found: Imported,
+    ids: Sequence[int],
+    chunks: Sequence[int] = (),
+    graph: Graph | None = None,
+    env: Env | None = None,
 ) -> np.ndarray:
     """Logits [T, vocab] of the graph's NumPy reference, the prompt fed in chunks of these sizes
-    (then the rest); `sequence_length` is that of all ids, as in a cold run.
+    (then the rest); `sequence_length` is that of all ids, as in a cold run. env: its state.
     """
-    graph = graph or found.graph
-    env, out, at = Env(), [], 0
+    graph, env = graph or found.graph, env or Env()
+    out, at = [], 0
     for count in [*chunks, len(ids) - sum(chunks)]:
         inputs: dict[str, Any] = {
             "ids": np.array([ids[at : at + count]]),

@@ -33,15 +33,6 @@ ALONE = {"window": V4_KINDS[:1], "sparse": V4_KINDS[1:2], "heavy": V4_KINDS[2:]}
 ROUTING = {"hash": ["hash_moe"], "learned": ["moe"]}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Hundreds of tiny calls: more threads would only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @cache
 def one_layer(kind: str, routing: str = "learned", **over: Any) -> Any:
     return tiny(
