@@ -239,7 +239,10 @@ def test_a_second_call_at_once_is_refused(session: CSession) -> None:
 
     thread = threading.Thread(target=slow)
     thread.start()
-    time.sleep(0.05)
+    error, end = c_api.Error(), time.monotonic() + 20
+    while session.api.rewind(session.handle, 2, error) != c_api.BUSY:
+        assert time.monotonic() < end
+        time.sleep(0.001)
     for call in (
         lambda: session.decode(1),
         lambda: session.prefill([1]),
