@@ -108,7 +108,7 @@ def compile_runner(target: Target, folder: Path) -> list[Path]:
 
 
 def link_program(objects: Sequence[Path], out: Path, target: Target, static: bool) -> None:
-    """Link objects into a program that needs libc, libm and libpthread alone, or nothing (`static`).
+    """Link objects into a program that needs libc, libm and libpthread alone; `static`: nothing.
 
     Raises CompileError when no linker is found, or with the linker's words.
     """

@@ -242,7 +242,8 @@ static int64_t largest(bsm_sampler *s, const double *values, int64_t n, int64_t 
     for (int64_t i = 0; i < n; i++) above += values[i] > threshold;
     int64_t level = k - above; /* how many that equal the threshold still fit */
     for (int64_t i = 0; i < n; i++)
-        if (values[i] > threshold || (values[i] == threshold && level-- > 0)) s->places[count++] = i;
+        if (values[i] > threshold || (values[i] == threshold && level-- > 0))
+            s->places[count++] = i;
     return count;
 }
 

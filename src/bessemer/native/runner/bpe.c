@@ -176,6 +176,7 @@ bsm_status encode_bpe(encoding *e, const uint8_t *text, size_t size) {
     if (s.count == 0) return BSM_OK;
     e->symbols[s.count - 1].next = -1;
     if (!merge_all(e, s.count)) return no_memory(e->error);
-    for (int32_t i = 0; i >= 0; i = e->symbols[i].next) bsm_ids_add(e->ids, (int32_t)e->symbols[i].id);
+    for (int32_t i = 0; i >= 0; i = e->symbols[i].next)
+        bsm_ids_add(e->ids, (int32_t)e->symbols[i].id);
     return BSM_OK;
 }

@@ -64,9 +64,10 @@ bsm_status bsm_tokenizer_chat(const bsm_tokenizer *t, const char *system, size_t
                         "send the text as it is");
     if (!bsm_tokenizer_has_chat(t, system != NULL))
         return bsm_fail(error, BSM_ERROR_ARGUMENT,
-                        system != NULL ? "the model's chat template takes no system text here; "
-                                         "leave out --system, or pass --raw"
-                                       : "the model's chat template needs a system text (--system)");
+                        "the model's chat template %s",
+                        system != NULL ? "takes no system text here; leave out --system, or pass "
+                                         "--raw"
+                                       : "needs a system text (--system)");
     for (size_t i = 0; i < count_of(t, CHAT, sizeof *parts); i++) {
         const file_chat *part = parts + i;
         if (part->with_system != (system != NULL)) continue;

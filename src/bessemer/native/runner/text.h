@@ -158,8 +158,8 @@ static inline size_t read_char(const uint8_t *text, const uint8_t *end, uint32_t
     *code = (c & 0x07) << 18 | (text[1] & 0x3Fu) << 12 | (text[2] & 0x3Fu) << 6 | (text[3] & 0x3F);
     return 4;
 }
-/* How many of the bytes at `text` (at least 1) belong to a character as far as it is well formed, and
- * how many it needs; 0 when no character begins so. */
+/* How many of the bytes at `text` (at least 1) belong to a character as far as it is well formed,
+ * and how many it needs; 0 when no character begins so. */
 size_t well_formed(const uint8_t *text, size_t size, size_t *wanted);
 void add_char(bsm_buffer *buffer, uint32_t code);
 /* White_Space of Unicode. */

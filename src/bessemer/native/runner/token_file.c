@@ -204,7 +204,9 @@ static int flags_of(const bsm_tokenizer *t, int32_t id) {
     return id >= 0 && (uint32_t)id < t->info->vocab_size ? t->sections[FLAGS].data[id] : 0;
 }
 
-int bsm_tokenizer_knows(const bsm_tokenizer *t, int32_t id) { return flags_of(t, id) & TOKEN_KNOWN; }
+int bsm_tokenizer_knows(const bsm_tokenizer *t, int32_t id) {
+    return flags_of(t, id) & TOKEN_KNOWN;
+}
 
 int bsm_tokenizer_is_special(const bsm_tokenizer *t, int32_t id) {
     return (flags_of(t, id) & TOKEN_SPECIAL) != 0;

@@ -234,7 +234,7 @@ static int joined(const bsm_tokenizer *t, uint32_t left, uint32_t right) {
     return !whole && y != 1 && (y == 3 || x == 2);
 }
 
-/* Longest stretch that SentencePiece's map is asked about as a whole, in the `tokenizers` library. */
+/* Stretches of fewer bytes are looked up as a whole, as the `tokenizers` library does. */
 enum { WHOLE_BYTES = 6 };
 
 void map_characters(const bsm_tokenizer *t, const bsm_buffer *in, bsm_buffer *out) {
