@@ -275,8 +275,8 @@ def with_weights(options: CompileOptions, checkpoint: WeightReader) -> CompileOp
     default = DefaultFormat.of(checkpoint)
     if default.quantised:
         log.info(
-            "the checkpoint is quantised (%s), so its weights are stored as %s; "
-            "--weights f32, f16 or bf16 stores them otherwise",
+            "the checkpoint is quantised (%s): its weights are stored as %s, unless --weights says "
+            "otherwise",
             ", ".join(default.quantised),
             default.name,
         )

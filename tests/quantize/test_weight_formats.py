@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -72,3 +73,21 @@ def test_of_a_file(form: str, expected: str, tmp_path: Path) -> None:
         # Asked for, or lowered without kernels, it is another matter.
         assert with_weights(CompileOptions("bf16"), checkpoint).weights == "bf16"
         assert with_weights(CompileOptions(schedule="generic"), checkpoint).weights == "f16"
+
+
+def test_what_is_chosen_for_a_quantised_checkpoint_is_said(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = logging.getLogger("bessemer.compiler")
+    monkeypatch.setattr(log, "handlers", [caplog.handler])  # the command line stops propagation
+    caplog.set_level(logging.INFO, log.name)
+    for dtype, options in (
+        ("q4_k", CompileOptions()),
+        ("f16", CompileOptions()),
+        ("q4_k", CompileOptions("f16")),
+    ):
+        with_weights(options, Held({"w": Tensor((8, 64), dtype)}))  # type: ignore[arg-type]
+    (message,) = {record.getMessage() for record in caplog.records}
+    assert "(q4_k)" in message
+    assert "stored as q8_0" in message
+    assert "--weights" in message

@@ -77,8 +77,8 @@ def check_quality(report: Report, trial: Trial, weights: str, reference: Logits)
         mean, worst = float(np.mean(rows)), float(np.max(rows))
         report.measured |= {"kl_mean": mean, "kl_max": worst, "kl_tokens": len(rows)}
         detail = (
-            f"mean {mean:.1e} nats (at most {allowed.mean:.0e}), worst {worst:.1e} (at most "
-            f"{allowed.worst:.0e}), {len(rows)} rows of "
+            f"mean {mean:.1e} nats (at most {allowed.mean:g}), worst {worst:.1e} (at most "
+            f"{allowed.worst:g}), {len(rows)} rows of "
         )
         detail += "text" if trial.is_text else "random tokens"
         return mean <= allowed.mean and worst <= allowed.worst, detail
