@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from bessemer.cli import main
 from bessemer.compiler import CompileOptions, compile_model, generate_model
 from bessemer.errors import ArtifactError, UnsupportedError
 from bessemer.runtime.model import Model
+from tests.behaviours.forked import command_line
 from tests.behaviours.models import (
     bessemer,
     build,
@@ -221,20 +223,14 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_c11_eight_processes_at_once(checkpoint: Path, tmp_path: Path) -> None:
     """A cold cache: all succeed, and one of them compiles."""
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    command = [sys.executable, "-m", "bessemer", "run", str(checkpoint), "-p", "x", "--raw"]
-    command += ["--max-tokens", "3", "--threads", "1", "--json"]
-    running = [
-        subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-        )
-        for _ in range(8)
-    ]
-    outcomes = [process.communicate(timeout=300) for process in running]
-    for process, (out, err) in zip(running, outcomes, strict=True):
-        assert process.returncode == 0, err
-        assert json.loads(out)["text"] == "baa"
-    times = [json.loads(out)["compile_s"] for out, _ in outcomes]
+    environment = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    arguments = ("-p", "x", "--raw", "--max-tokens", 3, "--threads", 1, "--json")
+    running = [command_line("run", checkpoint, *arguments, env=environment) for _ in range(8)]
+    outcomes = [child.wait() for child in running]
+    for done in outcomes:
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["text"] == "baa"
+    times = [json.loads(done.stdout)["compile_s"] for done in outcomes]
     assert sum(t > 0 for t in times) == 1
 
 
@@ -264,11 +260,12 @@ def test_c13_l07_odd_names(checkpoint: Path, tmp_path: Path) -> None:
     work.mkdir()
     shutil.copytree(checkpoint, work / "-dash")
     environment = {"TMPDIR": str(tmp_path / ODD), "XDG_CACHE_HOME": str(tmp_path / ODD / "cache")}
-    done = bessemer("compile", '-o=-it\'s "out"', "--", "-dash", cwd=work, env=environment)
+    where: dict[str, Any] = {"cwd": work, "env": environment}
+    done = command_line("compile", '-o=-it\'s "out"', "--", "-dash", **where).wait()
     assert done.returncode == 0, done.stderr
     assert not [p for p in (tmp_path / ODD).iterdir() if p.name != "cache"]
     arguments = ("-p", "x", "--raw", "--max-tokens", 3)
-    done = bessemer("run", *arguments, "--", '-it\'s "out"', cwd=work, env=environment)
+    done = command_line("run", *arguments, "--", '-it\'s "out"', **where).wait()
     assert (done.returncode, done.stdout) == (0, "baa\n"), done.stderr
 
 

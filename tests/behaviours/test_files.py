@@ -8,8 +8,8 @@ import os
 import re
 import resource
 import shutil
+import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,10 +17,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from bessemer import api
 from bessemer.cli import main
+from bessemer.compiler import CompileOptions
 from bessemer.runtime.model import Model
+from tests.behaviours.forked import Child, command_line
 from tests.behaviours.models import (
-    bessemer,
     build,
     save_folder,
     scripted,
@@ -125,17 +127,10 @@ def test_l01_l03_l06_damaged_checkpoints(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model"]
 
 
-_KILLED = """
-import os, signal, sys
-from pathlib import Path
-from bessemer import api
-from bessemer.compiler import CompileOptions
-def progress(stage, done, total):
+def killed_at_90_percent(stage: str, done: int, total: int) -> None:
+    """Progress of a compilation whose process ends when the weights are written so far."""
     if stage == "weights" and done >= 0.9 * total:
         os.kill(os.getpid(), signal.SIGKILL)
-api.compile_to(sys.argv[1], CompileOptions(context=int(sys.argv[3])), Path(sys.argv[2]),
-               progress=progress)
-"""
 
 
 def test_l09_killed_at_90_percent(checkpoint: Path, tmp_path: Path) -> None:
@@ -143,8 +138,11 @@ def test_l09_killed_at_90_percent(checkpoint: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
 
     def killed(context: int) -> None:
-        command = [sys.executable, "-c", _KILLED, str(checkpoint), str(out), str(context)]
-        assert subprocess.run(command, timeout=300, check=False).returncode == -9
+        options = CompileOptions(context=context)
+        child = Child(
+            lambda: api.compile_to(checkpoint, options, out, progress=killed_at_90_percent)
+        )
+        assert child.wait().returncode == -signal.SIGKILL
 
     killed(32)
     assert not out.exists()
@@ -187,12 +185,18 @@ def test_l09_a_disk_that_fills_up(
 
 
 def obey_permissions() -> None:
-    """In a new process: root may write anywhere only by a capability, which is given up here."""
-    drop, dac_override, dac_read_search = 24, 1, 2
+    """In a process of its own: root may write anywhere only by capabilities, given up here."""
+    if os.getuid() != 0:
+        return
+    version_3, dac_override, dac_read_search = 0x20080522, 1, 2
     libc = ctypes.CDLL(None, use_errno=True)
-    for capability in (dac_override, dac_read_search):
-        if os.getuid() == 0 and libc.prctl(drop, capability, 0, 0, 0) != 0:
-            raise OSError(ctypes.get_errno(), "the capability can't be dropped")
+    header = (ctypes.c_uint32 * 2)(version_3, 0)
+    sets = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; then those above 31
+    if libc.capget(header, sets) == 0:
+        sets[0] &= ~(1 << dac_override | 1 << dac_read_search)
+        if libc.capset(header, sets) == 0:
+            return
+    raise OSError(ctypes.get_errno(), "the capabilities can't be given up")
 
 
 def test_l10_read_only_folders(folder: Path, tmp_path: Path) -> None:
@@ -206,7 +210,7 @@ def test_l10_read_only_folders(folder: Path, tmp_path: Path) -> None:
 
     def run(*arguments: object) -> subprocess.CompletedProcess:
         environment = {"XDG_CACHE_HOME": str(cache)}
-        return bessemer(*arguments, env=environment, preexec_fn=obey_permissions)
+        return command_line(*arguments, env=environment, before=obey_permissions).wait()
 
     done = run("compile", folder, "-o", out)
     assert done.returncode == 0, done.stderr
