@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import resource
@@ -23,6 +24,7 @@ from tests.native.tokenizer_zoo import ZOO
 from tests.runtime.tiny_tokenizers import wrap, write
 
 CONTEXT = 8192
+F_SETPIPE_SZ = 1031  # fcntl.F_SETPIPE_SZ of Python 3.10 on Linux
 PROMPTS = (
     "hello hello",
     " Ünïcödé 你好 😀\n\tx = 1\r\n",
@@ -222,8 +224,8 @@ def limit_to(mebibytes: int) -> Callable[[], None]:
 
 def test_no_memory(folder: Path) -> None:
     """Less and less address space: the first program that can't go on says so."""
-    text = "x " * 200_000
-    for size in range(64, 8, -2):
+    text = "x" * 600_000
+    for size in range(32, 6, -2):
         limit = limit_to(size)
         done = run(folder, "--raw", "--tokenize", input=text.encode(), preexec_fn=limit)
         if done.returncode != 0:
@@ -253,6 +255,8 @@ def test_interrupt(folder: Path) -> None:
     command = [str(folder / "run"), "--threads", "1", "-p", "x", "--raw", "--max-tokens", "8000"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
+    # A small pipe, which nobody empties: the program can't be done before the signal.
+    fcntl.fcntl(process.stdout, F_SETPIPE_SZ, 4096)
     first = process.stdout.read(1)
     process.send_signal(signal.SIGINT)
     rest, words = process.communicate(timeout=60)
