@@ -52,7 +52,7 @@ _V3 = ops(linear=1 + 2 * 2, expert_linear=4, add=6, div=2, gather=2, reduce_sum=
 
 # Two hyper-connections, each one linear layer, sigmoids and a Sinkhorn iteration; attention with
 # one linear layer of x, one of q, one for each of two groups of heads and one of all; experts.
-_HC = ops(linear=1, rms_norm=1, sigmoid=2, add=2, mul=1, softmax=1)
+_HC = ops(linear=1, rms_norm=1, sigmoid=2, add=3, mul=2, softmax=1)
 _HC += ops(sinkhorn=1, collapse_streams=1, mix_streams=1)
 _V4_ATTENTION = ops(linear=5, rms_norm=4, rope=3, compressed_attention=1, concat=1)
 _V4_ROUTER = ops(linear=1, softplus=1, sqrt=1, gather=1, reduce_sum=1, add=1, div=1, mul=1)
@@ -62,7 +62,7 @@ _V4 = _HC + _HC + _V4_ATTENTION + _V4_ROUTER + _V4_EXPERTS
 # the beginning of two lengths of blocks; the last collapse.
 _V4_KINDS = ops(take=1, cast=1, topk=2, add=2) + ops(block_compress=3, index_topk=1, rope=1)
 _V4_KINDS += ops(sub=2, cast=2, mul=2, cos=2, sin=2)
-_V4_KINDS += ops(linear=1, rms_norm=1, add=1, collapse_streams=1)
+_V4_KINDS += ops(linear=1, rms_norm=1, mul=1, add=2, sigmoid=1, collapse_streams=1)
 
 
 def twice(counts: Counter[str]) -> Counter[str]:

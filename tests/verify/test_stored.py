@@ -139,6 +139,17 @@ def test_tensors_are_those_of_the_artifact_rounding_included(tmp_path: Path) -> 
     assert not found.fallen_back
 
 
+def test_a_tensor_in_several_parts(tmp_path: Path) -> None:
+    """Each part by itself says some rows; together they say all."""
+    a = tensors()["a"]
+    parts = {"low": (a[:2], "f32", "panels"), "high": (a[2:], "f32", "panels")}
+    artifact = artifact_of(tmp_path, parts)
+    expressions = {"low": rows(p("a"), 0, 2), "high": rows(p("a"), 2, len(a))}
+    np.testing.assert_array_equal(StoredTensors(artifact, expressions).read("a"), a)
+    with pytest.raises(KeyError, match="a part"):
+        StoredTensors(artifact, {"low": expressions["low"]}).read("a")
+
+
 def test_what_the_artifact_lacks_comes_from_the_checkpoint_and_is_told(tmp_path: Path) -> None:
     given = tensors()
     artifact = artifact_of(tmp_path, {"ab": (given["a"] * given["v"], "f32", "panels")})

@@ -38,10 +38,9 @@ class HyperConnection(nn.Module):
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """x[B, T, N, D] -> post[B, T, N], comb[B, T, N, N], collapsed[B, T, D]."""
         n = self.streams
-        # The scales of the three parts belong to the rows of fn: a weight, not work.
         scales = [self.scale[i : i + 1].expand(size) for i, size in enumerate((n, n, n * n))]
-        fn = self.fn * torch.cat(scales).unsqueeze(-1)
-        weights = nn.functional.linear(rms_normalised(x.flatten(2), self.norm_eps), fn, self.base)
+        weights = nn.functional.linear(rms_normalised(x.flatten(2), self.norm_eps), self.fn)
+        weights = weights * torch.cat(scales) + self.base
         pre, post, comb = weights.split([n, n, n * n], -1)
         pre = pre.sigmoid() + self.eps
         post = post.sigmoid() * 2
@@ -68,7 +67,6 @@ class HyperHead(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x[B, T, N, D] -> [B, T, D]."""
-        fn = self.hc_fn * self.hc_scale
-        flat = rms_normalised(x.flatten(2), self.norm_eps)
-        pre = nn.functional.linear(flat, fn, self.hc_base).sigmoid() + self.eps
+        weights = nn.functional.linear(rms_normalised(x.flatten(2), self.norm_eps), self.hc_fn)
+        pre = (weights * self.hc_scale + self.hc_base).sigmoid() + self.eps
         return torch.ops.bessemer.collapse_streams(x, pre)

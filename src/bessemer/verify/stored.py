@@ -122,19 +122,26 @@ class StoredTensors:
         Raises KeyError when neither the artifact nor the fallback has it.
         """
         weights = {w.name: w for w in self.artifact.manifest.weights}
-        reason = "it is in no stored weight"
+        reason, found = "it is in no stored weight", None
         for stored in self._found_in.get(name, []):
             if stored not in weights:
                 continue
             try:
                 value = read_weight(self.artifact, weights[stored])
-                return undo(self.expressions[stored], name, value)
+                found = undone(self.expressions[stored], name, value).joined(found)
             except NotInvertibleError as error:
                 reason = str(error)
+                continue
+            if found.known is None:
+                return np.ascontiguousarray(found.value)
+            reason = _PARTLY
         if self.fallback is None:
             raise KeyError(f"tensor {name}: {reason}")
         self.fallen_back[name] = reason
         return self.fallback(name)
+
+
+_PARTLY = "only a part of it is stored"
 
 
 def undo(expression: Value, name: str, value: np.ndarray) -> np.ndarray:
@@ -142,6 +149,14 @@ def undo(expression: Value, name: str, value: np.ndarray) -> np.ndarray:
 
     Raises NotInvertibleError when the value doesn't determine it.
     """
+    found = undone(expression, name, value)
+    if found.known is not None:
+        raise NotInvertibleError(_PARTLY)
+    return np.ascontiguousarray(found.value)
+
+
+def undone(expression: Value, name: str, value: np.ndarray) -> Part:
+    """What the value of an expression says of the tensor `name`. Raises NotInvertibleError."""
     order = topological([expression])
     depends = _depending(order, name)
     parts: dict[Node, Part] = {expression.node: Part(value)}
@@ -158,9 +173,7 @@ def undo(expression: Value, name: str, value: np.ndarray) -> np.ndarray:
     found, *others = parts.values()
     for other in others:  # the tensor is named by several nodes
         found = found.joined(other)
-    if found.known is not None:
-        raise NotInvertibleError("only a part of it is stored")
-    return np.ascontiguousarray(found.value)
+    return found
 
 
 def _depending(order: Sequence[Node], name: str) -> set[Node]:
