@@ -169,8 +169,9 @@ BSM_API bsm_status bsm_prefill_rows(bsm_session *session, const int32_t *ids, in
 BSM_API bsm_status bsm_decode(bsm_session *session, int32_t id, bsm_error *error);
 
 /* The logits after the last token, [vocab_size], the session's own memory, in place until the next
- * call that changes the session. NULL where there are none: at the start, after bsm_rewind, after
- * bsm_prefill_rows without the last row. A failed call leaves NULL. */
+ * call that changes the session. NULL where there are none: at the start, after a bsm_rewind that
+ * forgets tokens, after bsm_prefill_rows without the last row, after a call that was cancelled or
+ * computed NaN. */
 BSM_API const float *bsm_logits(const bsm_session *session);
 
 /* The next token by `sampler` (NULL: the lowest id of the largest logit) from bsm_logits and the
@@ -184,9 +185,9 @@ BSM_API bsm_status bsm_sample(bsm_session *session, bsm_sampler *sampler, int32_
  * no call has answered yet. Fails with BSM_ERROR_ARGUMENT unless 0 <= n <= position, _BUSY. */
 BSM_API bsm_status bsm_rewind(bsm_session *session, int64_t n, bsm_error *error);
 
-/* Make the running prefill or decode, or if none is running the next one, return BSM_CANCELLED, at
- * its next layer; the session is then as before that call. For any thread, and for a signal
- * handler: it is one atomic store. */
+/* Make the running prefill or decode return BSM_CANCELLED at its next layer; if none is running, or
+ * the running one is past its last layer, the next one. The session is then as before that call. For
+ * any thread, and for a signal handler: it is one atomic store. */
 BSM_API void bsm_cancel(bsm_session *session);
 
 #ifdef __cplusplus
