@@ -124,6 +124,14 @@ def test_stop_strings() -> None:
         library.bsm_stops_free(ctypes.byref(native))
 
 
+def test_special_tokens_by_their_text(smollm2: tuple[Tokenizer, NativeTokenizer]) -> None:
+    """A stop string that is one ends an answer at its id."""
+    python, native = smollm2
+    ids = [i for i in range(python.vocab_size) if python.is_special(i)]
+    assert [native.special_id(python.token(i) or "") for i in ids] == ids
+    assert native.special_id("hello") == native.special_id("") == -1
+
+
 def test_unknown_characters_without_a_token() -> None:
     """Python raises an error of the library's; so does the runner, and says which character."""
     backend = ZOO["unigram"]()

@@ -178,3 +178,8 @@ class NativeTokenizer:
         text = prompt.take()
         self._check(status, error)
         return text
+
+    def special_id(self, text: str) -> int:
+        data = text.encode()
+        size = ctypes.c_size_t(len(data))
+        return int(self._library.bsm_tokenizer_special_id(self._handle, data, size))
