@@ -12,6 +12,7 @@ import pytest
 from bessemer.errors import CheckpointError
 from bessemer.importer import import_model, reference_logits
 from bessemer.importer.checkpoint import open_checkpoint
+from bessemer.importer.checkpoint.gguf_deepseek4 import rotary_part
 from tests.importer.cases import difference, eager, run, tokens
 from tests.tiny_models import V4_KINDS, tiny
 
@@ -245,6 +246,12 @@ def test_a_missing_tensor_is_named(tmp_path: Path, name: str) -> None:
     del held[name]
     with pytest.raises(CheckpointError, match=name.replace(".", r"\.") + ".*missing"):
         open_checkpoint(write(tmp_path, held))
+
+
+def test_the_rotary_part_survives_transformers() -> None:
+    pairs = [(rotary, head) for head in range(2, 300) for rotary in range(2, head + 1, 2)]
+    assert all(int(head * rotary_part(rotary, head)) == rotary for rotary, head in pairs)
+    assert rotary_part(64, 512) == 0.125
 
 
 def test_layers_for_speculation_are_refused(tmp_path: Path) -> None:

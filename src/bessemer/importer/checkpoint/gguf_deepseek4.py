@@ -242,6 +242,13 @@ def _rope_parameters(reader: ArchitectureReader, part: float) -> dict[str, Any]:
     }
 
 
+def rotary_part(rotary: int, head: int) -> float:
+    """The `partial_rotary_factor` of which transformers makes `rotary` again: it cuts the product
+    with the head's width to a whole number."""
+    part = rotary / head
+    return part if int(head * part) == rotary else math.nextafter(part, 1.0)
+
+
 def _check_agreement(reader: ArchitectureReader, head: int) -> None:
     """Keys that can only have one value here."""
     metadata = reader.metadata
@@ -303,10 +310,10 @@ def _configure(reader: ArchitectureReader) -> dict[str, Any]:
         "hc_mult": reader.positive("hyper_connection.count"),
         "hc_sinkhorn_iters": reader.positive("hyper_connection.sinkhorn_iterations"),
         "hc_eps": _number(reader, "hyper_connection.epsilon"),
-        "partial_rotary_factor": rotary / head,
+        "partial_rotary_factor": rotary_part(rotary, head),
         "rope_theta": _number(reader, "rope.freq_base"),
         "compress_rope_theta": _number(reader, "attention.compress_rope_freq_base"),
-        "rope_parameters": _rope_parameters(reader, rotary / head),
+        "rope_parameters": _rope_parameters(reader, rotary_part(rotary, head)),
         "attention_bias": False,
         "mlp_bias": False,
         "tie_word_embeddings": False,
