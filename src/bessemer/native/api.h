@@ -186,8 +186,8 @@ BSM_API bsm_status bsm_sample(bsm_session *session, bsm_sampler *sampler, int32_
 BSM_API bsm_status bsm_rewind(bsm_session *session, int64_t n, bsm_error *error);
 
 /* Make the running prefill or decode return BSM_CANCELLED at its next layer; if none is running, or
- * the running one is past its last layer, the next one. The session is then as before that call. For
- * any thread, and for a signal handler: it is one atomic store. */
+ * the running one is past its last layer, the next one. The session is then as before that call.
+ * For any thread, and for a signal handler: it is one atomic store. */
 BSM_API void bsm_cancel(bsm_session *session);
 
 #ifdef __cplusplus

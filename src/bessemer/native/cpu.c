@@ -96,7 +96,8 @@ static int has(const char *name) {
     for (size_t i = 0; i < sizeof FEATURES / sizeof *FEATURES; i++) {
         const feature *f = &FEATURES[i];
         if (strcmp(f->name, name) == 0)
-            return (words[f->word] >> f->bit & 1u) && f->registers <= saved_registers(words[L1_ECX]);
+            return (words[f->word] >> f->bit & 1u) &&
+                   f->registers <= saved_registers(words[L1_ECX]);
     }
     return 0;
 }

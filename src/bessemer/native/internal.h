@@ -50,7 +50,8 @@ typedef struct bsm_region {
 } bsm_region;
 
 /* Rotary factors that depend on the length of the whole sequence. LONGROPE: one set up to
- * `threshold` tokens and another one beyond. DYNAMIC: one set up to it, then one for every length. */
+ * `threshold` tokens and another one beyond. DYNAMIC: one set up to it, then one for every
+ * length. */
 enum { BSM_ROPE_FIXED = 0, BSM_ROPE_LONGROPE = 1, BSM_ROPE_DYNAMIC = 2 };
 
 /* The constants of a model: a table that the compiler generates for each library

@@ -1,8 +1,8 @@
 /* One conversation: its cache, its position, its token history. See api.h.
  *
- * What the memory is good for is kept in four numbers (`held`, as in runtime/state.py): a call notes
- * what it is going to overwrite before it begins, so whatever ends it, the session knows which
- * tokens must be fed again from the history.
+ * What the memory is good for is kept in four numbers (`held`, as in runtime/state.py): a call
+ * notes what it is going to overwrite before it begins, so whatever ends it, the session knows
+ * which tokens must be fed again from the history.
  */
 #include "internal.h"
 
@@ -256,8 +256,8 @@ static bsm_status check_ids(const bsm_session *session, const int32_t *ids, int6
     for (int64_t i = 0; i < count; i++)
         if (ids[i] < 0 || ids[i] >= info->vocab_size)
             return bsm_fail(error, BSM_ERROR_ARGUMENT,
-                            "token id %d is none of this model: they go from 0 to %lld", (int)ids[i],
-                            (long long)info->vocab_size - 1);
+                            "token id %d is none of this model: they go from 0 to %lld",
+                            (int)ids[i], (long long)info->vocab_size - 1);
     return BSM_OK;
 }
 
@@ -341,8 +341,8 @@ bsm_status bsm_rewind(bsm_session *session, int64_t n, bsm_error *error) {
     if (status != BSM_OK) return status;
     holding *held = &session->held;
     if (n < 0 || n > held->position) {
-        status = bsm_fail(error, BSM_ERROR_ARGUMENT, "rewind to %lld: the session holds %lld tokens",
-                          (long long)n, (long long)held->position);
+        status = bsm_fail(error, BSM_ERROR_ARGUMENT,
+                          "rewind to %lld: the session holds %lld tokens", (long long)n, (long long)held->position);
     } else {
         (void)take_cancel(session);
         if (n < held->position) {

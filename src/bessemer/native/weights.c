@@ -1,7 +1,7 @@
 /* The weight file: the checks that it is the one of this library, and its way into memory.
  *
- * The file is the tensors, zeros up to a page, a table that names them with their hashes (JSON), and
- * a footer: magic, table bytes, SHA-256 of the table (see artifact/weight_file.py). The library
+ * The file is the tensors, zeros up to a page, a table that names them with their hashes (JSON),
+ * and a footer: magic, table bytes, SHA-256 of the table (artifact/weight_file.py). The library
  * knows that hash, so nothing of the table has to be understood here.
  */
 #define _GNU_SOURCE
