@@ -27,6 +27,21 @@ def test_a_full_disk_behind_stdout_is_an_error_without_a_traceback() -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_closed_streams_are_no_traceback() -> None:
+    """Standard output is needed; input and errors are as empty ones."""
+    done = {
+        closed: subprocess.run(
+            ["sh", "-c", f'exec "$0" -m bessemer env --json {closed}', sys.executable],
+            capture_output=True, text=True, timeout=60,
+        )
+        for closed in ("<&-", ">&-", "2>&-")
+    }  # fmt: skip
+    assert [d.returncode for d in done.values()] == [0, 1, 0]
+    assert "standard output is closed" in done[">&-"].stderr
+    assert done["<&-"].stdout == done["2>&-"].stdout != ""
+    assert not any("Traceback" in d.stderr for d in done.values())
+
+
 @pytest.mark.parametrize("threads", [0, -1, MOST_THREADS + 1, 10**20])
 def test_threads_out_of_range(threads: int) -> None:
     with pytest.raises(UsageError, match=f"threads is {threads}; it must be from 1 to"):

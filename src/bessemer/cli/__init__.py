@@ -51,15 +51,21 @@ def build_app(used: str | None = None) -> cyclopts.App:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (without the program's name); returns the exit code."""
-    _prepare_streams()
     tokens = list(sys.argv[1:] if argv is None else argv)
+    if not _prepare_streams():
+        fail("standard output is closed")
+        return EXIT_ERROR
     try:
         app = build_app(tokens[0] if tokens else None)
         code = app(tokens, exit_on_error=False, print_error=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except cyclopts.CycloptsError as error:
-        fail(str(error).strip() + "  (see `bessemer --help`)")
+        literal = tokens[tokens.index("--") + 1 :] if "--" in tokens else []
+        if any(token.startswith("-") for token in literal[1:]):
+            fail("after -- nothing is an option: give the options before it, and MODEL last")
+        else:
+            fail(str(error).strip() + "  (see `bessemer --help`)")
         return EXIT_USAGE
     except UsageError as error:
         fail(str(error))
@@ -92,8 +98,16 @@ def fail(message: str) -> None:
     print(f"bessemer: error: {message}", file=sys.stderr)
 
 
-def _prepare_streams() -> None:
-    """No text may fail to be printed; what we have to say goes to standard error."""
+def _prepare_streams() -> bool:
+    """No text may fail to be printed; what we have to say goes to standard error. Whether there is
+    a standard output at all; the other two are replaced by nothing where they are closed.
+    """
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 - for good
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if sys.stdout is None:
+        return False
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
@@ -107,6 +121,7 @@ def _prepare_streams() -> None:
     # Libraries that compiling loads are talkative; what matters comes as an exception.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    return True
 
 
 def _forget_stdout() -> None:

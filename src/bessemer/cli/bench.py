@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from bessemer.cli.options import Json, Model, StorageOptions
+from bessemer.cli.options import Json, Model, StorageOptions, whole
 from bessemer.errors import UsageError
 
 # Columns of the table where it isn't read on a terminal.
@@ -37,7 +37,10 @@ def bench(
         ),
     ] = None,
     repeat: Annotated[
-        int, Parameter(name=["--repeat", "-r"], help="How often each test is measured.")
+        int,
+        Parameter(
+            name=["--repeat", "-r"], converter=whole, help="How often each test is measured."
+        ),
     ] = 5,
     profile: Annotated[
         bool,

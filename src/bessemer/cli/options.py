@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from cyclopts import Parameter
+from cyclopts import Parameter, Token
 
 from bessemer.compiler import CompileOptions
 from bessemer.errors import UsageError
@@ -19,8 +20,22 @@ MODEL_HELP = "A folder, a .gguf file, a hub name (owner/name), an alias, or a co
 
 Model = Annotated[str, Parameter(help=MODEL_HELP, allow_leading_hyphen=True)]
 Json = Annotated[bool, Parameter(help="Print one JSON object.")]
+
+
+def whole(kind: object, tokens: Sequence[Token]) -> int:
+    """A whole number as it is written; the parser's own way would round it."""
+    try:
+        return int(tokens[0].value)
+    except ValueError:
+        raise ValueError(f"{tokens[0].value!r} is no whole number") from None
+
+
 Threads = Annotated[
-    int | None, Parameter(help="Threads; the cores that this process may use by default.")
+    int | None,
+    Parameter(
+        converter=whole,
+        help="Threads; the cores that this process may use by default.",
+    ),
 ]
 Text = Parameter(allow_leading_hyphen=True)
 
@@ -33,15 +48,17 @@ class StorageOptions:
     weights: Annotated[
         str | None,
         Parameter(
-            help="Storage of the weights: f32, f16, bf16 or q8_0 (8 bits; also called w8a32, w8a16, "
-            "w8a8; activations then are 16-bit integers by blocks of 32). Default: q8_0 for a "
-            "checkpoint that is quantised itself, else f16."
+            help="Storage of the weights: f32, f16, bf16 or q8_0 (8 bits; also called w8a32, "
+            "w8a16, w8a8; activations then are 16-bit integers by blocks of 32). Default: q8_0 for "
+            "a checkpoint that is quantised itself, else f16."
         ),
     ] = None
     kv: Annotated[str, Parameter(help="Storage of the KV cache: f32 or f16.")] = "f16"
     context: Annotated[
         int | None,
-        Parameter(help="Tokens of a session (default: the model's own, at most 4096)."),
+        Parameter(
+            converter=whole, help="Tokens of a session (default: the model's own, at most 4096)."
+        ),
     ] = None
     low_precision: Annotated[
         bool,
@@ -96,15 +113,21 @@ class SteeringArguments:
 class SamplingArguments:
     """How tokens are chosen, and where the answer ends."""
 
-    max_tokens: Annotated[int, Parameter(help="The most tokens of the answer.")] = 512
+    max_tokens: Annotated[
+        int, Parameter(converter=whole, help="The most tokens of the answer.")
+    ] = 512
     temperature: Annotated[float, Parameter(help="0 takes the most likely token.")] = 0.0
-    top_k: Annotated[int, Parameter(help="Sample among the k likeliest; 0: all.")] = 0
+    top_k: Annotated[
+        int, Parameter(converter=whole, help="Sample among the k likeliest; 0: all.")
+    ] = 0
     top_p: Annotated[float, Parameter(help="Sample among the likeliest of this mass.")] = 1.0
     min_p: Annotated[
         float, Parameter(help="Leave out what is less likely than this share of the likeliest.")
     ] = 0.0
     repeat_penalty: Annotated[float, Parameter(help="Above 1: repeat less.")] = 1.0
-    seed: Annotated[int | None, Parameter(help="Makes sampling repeatable.")] = None
+    seed: Annotated[int | None, Parameter(converter=whole, help="Makes sampling repeatable.")] = (
+        None
+    )
     stop: Annotated[
         list[str],
         Parameter(
@@ -155,7 +178,8 @@ class DumpArguments:
         ),
     ] = None
     top_logprobs: Annotated[
-        int | None, Parameter(help=f"How many likeliest tokens (default {TOP_LOGPROBS}).")
+        int | None,
+        Parameter(converter=whole, help=f"How many likeliest tokens (default {TOP_LOGPROBS})."),
     ] = None
     diagnose: Annotated[
         Literal["first-token"] | None,

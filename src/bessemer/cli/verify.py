@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from bessemer.cli.options import Json, Model, StorageOptions, Threads
+from bessemer.cli.options import Json, Model, StorageOptions, Threads, whole
 from bessemer.errors import UsageError
 
 EXIT_MISMATCH = 1
@@ -30,7 +30,9 @@ def verify(
     lengths: Annotated[
         str, Parameter(help="Lengths of the prompts whose logits are compared, by comma.")
     ] = "1,7,33",
-    decode_steps: Annotated[int, Parameter(help="Decode steps after each prompt.")] = 8,
+    decode_steps: Annotated[
+        int, Parameter(converter=whole, help="Decode steps after each prompt.")
+    ] = 8,
     storage: StorageOptions | None = None,
     threads: Threads = None,
     json: Json = False,

@@ -38,8 +38,11 @@ def _whole(subject: Subject, form: str) -> str:
 
 def _after_pass(subject: Subject, after: str, form: str) -> str:
     """The graph after a pass: by name (its last run), or by the number that `passes` shows."""
-    from bessemer.passes.pipeline import PassOptions, lower
+    from bessemer.passes.pipeline import PHASES, PassOptions, lower
 
+    names = list(dict.fromkeys(p.name for passes in PHASES.values() for p in passes))
+    if not after[:1].isdigit() and after not in names:  # before the import
+        raise UsageError(f"--after {after}: no such pass; there are {', '.join(names)}")
     imported = subject.located.imported.graph
     dumps = lower(imported, options=PassOptions(dump=True)).dumps
     wanted = [k for k in dumps if after in (k, k.split("-", 2)[2], k.split("-", 1)[0].lstrip("0"))]

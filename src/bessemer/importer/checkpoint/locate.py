@@ -125,7 +125,11 @@ def _only_gguf(folder: Path) -> Path:
     if choices:
         listed = ", ".join(file.name for file in choices)
         raise CheckpointError(f"{folder}: several GGUF files, name the one to use: {listed}")
-    raise CheckpointError(f"{folder}: no config.json and no .gguf file: not a checkpoint")
+    besides = ", nor a compiled model: its manifest.json is another one"
+    raise CheckpointError(
+        f"{folder}: no config.json and no .gguf file: not a checkpoint"
+        + (besides if (folder / "manifest.json").exists() else "")
+    )
 
 
 def _from_hub(repo: str, file: str | None, revision: str | None) -> Path:
