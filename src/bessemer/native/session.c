@@ -342,7 +342,8 @@ bsm_status bsm_rewind(bsm_session *session, int64_t n, bsm_error *error) {
     holding *held = &session->held;
     if (n < 0 || n > held->position) {
         status = bsm_fail(error, BSM_ERROR_ARGUMENT,
-                          "rewind to %lld: the session holds %lld tokens", (long long)n, (long long)held->position);
+                          "rewind to %lld: the session holds %lld tokens", (long long)n,
+                          (long long)held->position);
     } else {
         (void)take_cancel(session);
         if (n < held->position) {
