@@ -49,32 +49,6 @@ typedef struct exchange {
     int64_t expected_threads;
 } exchange;
 
-typedef struct shares {
-    bsm_context *ctx;
-    int64_t taken[MAX_THREADS];
-} shares;
-
-/* Workers take the numbers of two counts between barriers: each number once, from 0. */
-static void take_task(void *args, int64_t thread, int64_t threads) {
-    shares *s = args;
-    uint64_t state = seed + (uint64_t)thread * 104729 + 3;
-    for (int64_t round = 0; round < rounds; round++) {
-        int64_t sum = 0;
-        for (int64_t count = round; count < round + 2; count++) {
-            for (int64_t n; (n = bsm_take(s->ctx, count)) < 20;) {
-                sum += 1 + n;
-                random_delay(&state);
-            }
-        }
-        s->taken[thread] = sum;
-        bsm_barrier(s->ctx, thread);
-        int64_t all = 0;
-        for (int64_t t = 0; t < threads; t++) all += s->taken[t];
-        CHECK(all == 2 * 210);
-        bsm_barrier(s->ctx, thread);
-    }
-}
-
 /* Every round each worker writes a value, meets the others, and reads all values. */
 static void exchange_task(void *args, int64_t thread, int64_t threads) {
     exchange *e = args;
@@ -93,12 +67,6 @@ static void exchange_task(void *args, int64_t thread, int64_t threads) {
         if (next_random(&state) % 8 == 0) random_delay(&state);
     }
     e->left_at[thread] = rounds;
-}
-
-static void test_take(bsm_pool *pool, int64_t threads) {
-    bsm_context ctx = {.pool = pool, .threads = threads};
-    shares s = {.ctx = &ctx};
-    if (threads > 1 && bsm_pool_size(pool) > 1) bsm_fork(&ctx, take_task, &s);
 }
 
 static void *cancel_later(void *arg) {
@@ -232,8 +200,6 @@ int main(int argc, char **argv) {
         bsm_pool *pool = bsm_pool_create(size);
         CHECK(bsm_pool_size(pool) == size);
         test_exchange(pool, size, 0);
-        test_take(pool, size);
-        test_take(pool, 2);
         test_exchange(pool, size, 1);
         test_exchange(pool, size / 2, 0); /* some workers take no part */
         test_exchange(pool, size + 3, 0); /* more than there are */

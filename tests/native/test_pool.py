@@ -51,8 +51,6 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     lib.bsm_barrier.argtypes = [ctypes.POINTER(Context), number]
     lib.bsm_poll_cancel.argtypes = [ctypes.POINTER(Context), number]
     lib.bsm_poll_cancel.restype = ctypes.c_int32
-    lib.bsm_take.argtypes = [ctypes.POINTER(Context), number]
-    lib.bsm_take.restype = number
     lib.bsm_parallel_for.argtypes = [pointer, number, number, number, BODY, pointer]
     return lib
 
