@@ -13,7 +13,8 @@ from bessemer.artifact.reader import open_artifact
 from bessemer.artifact.work import Work, read_work
 from bessemer.bench.protocol import Worker, WorkerError
 from bessemer.bench.run import worker_environment
-from bessemer.compiler import WEIGHT_FORMATS, CompileOptions
+from bessemer.compile_options import CompileOptions
+from bessemer.weight_formats import WEIGHT_FORMATS
 
 PEERS = Path(__file__).resolve().parent / "peers"
 PRECISIONS = ("f32", "f16", "q8_0")

@@ -22,7 +22,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from bessemer.backend.tools import require_llvm_tool, run_tool
-from bessemer.compiler import CompileOptions, compile_model
+from bessemer.compile_options import CompileOptions
+from bessemer.compiler import compile_model
 from bessemer.importer.capture import CausalLM, export
 from bessemer.importer.masks import note_windows
 from bessemer.importer.skeleton import use_ops, without_weights

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bessemer.api import compile, load
-    from bessemer.compiler import CompileOptions
+    from bessemer.compile_options import CompileOptions
     from bessemer.errors import (
         ArtifactError,
         BessemerError,

@@ -15,8 +15,10 @@ from bessemer.arguments import checked_model, checked_path, shown
 from bessemer.artifact import cache
 from bessemer.artifact.manifest import is_artifact
 from bessemer.artifact.reader import Artifact, open_artifact
-from bessemer.compiler import CompileOptions, Progress, compile_model, compiling_modules
+from bessemer.compile_options import CompileOptions
+from bessemer.compiler import Progress, compile_model
 from bessemer.errors import UsageError
+from bessemer.installation import compiling_modules
 
 if TYPE_CHECKING:
     from bessemer.runtime.model import Model

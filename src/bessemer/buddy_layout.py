@@ -21,13 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 from bessemer.artifact.layout import StoredWeight
 from bessemer.artifact.writer import weight_blocks
-from bessemer.compiler import (
-    CompileOptions,
-    Progress,
-    context_of,
-    import_source,
-    stored_reader,
-)
+from bessemer.artifact_parts import stored_reader
+from bessemer.compile_options import CompileOptions, context_of
+from bessemer.compiler import Progress, import_source
 from bessemer.errors import ArtifactError, UsageError
 
 if TYPE_CHECKING:

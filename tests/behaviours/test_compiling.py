@@ -16,7 +16,8 @@ import torch
 
 from bessemer import api
 from bessemer.cli import main
-from bessemer.compiler import CompileOptions, compile_model, generate_model
+from bessemer.compile_options import CompileOptions
+from bessemer.compiler import compile_model, generate_model
 from bessemer.errors import ArtifactError, UnsupportedError
 from bessemer.runtime.model import Model
 from tests.behaviours.forked import command_line
@@ -109,7 +110,7 @@ _PEAK = """
 import sys
 from pathlib import Path
 from bessemer import api
-from bessemer.compiler import CompileOptions
+from bessemer.compile_options import CompileOptions
 peaks = {}
 def progress(stage, done, total):
     # Not getrusage: its maximum is inherited from the process that started this one.

@@ -19,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 
 from bessemer import api
 from bessemer.cli import main
-from bessemer.compiler import CompileOptions
+from bessemer.compile_options import CompileOptions
 from bessemer.runtime.model import Model
 from tests.behaviours.forked import Child, command_line
 from tests.behaviours.models import (

@@ -11,7 +11,8 @@ import torch
 
 from bessemer.backend.link import compile_c, link_shared
 from bessemer.backend.target import Target
-from bessemer.compiler import CompileOptions, compile_model
+from bessemer.compile_options import CompileOptions
+from bessemer.compiler import compile_model
 from bessemer.errors import ArtifactError
 from bessemer.runtime.model import Model
 from tests.behaviours.models import build, causal_lm, stepwise

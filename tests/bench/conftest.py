@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from bessemer.compiler import CompileOptions, compile_model
+from bessemer.compile_options import CompileOptions
+from bessemer.compiler import compile_model
 from tests.tiny_models import WINDOW, tiny
 
 CHUNK = 8

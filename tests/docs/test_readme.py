@@ -11,10 +11,11 @@ import pytest
 
 from bessemer.cli import VERBS
 from bessemer.cli.options import StorageOptions
-from bessemer.compiler import KV_FORMATS, WEIGHT_FORMATS
+from bessemer.compile_options import KV_FORMATS
 from bessemer.importer import SUPPORTED, UNSUPPORTED
 from bessemer.importer.checkpoint.gguf_architectures import ARCHITECTURES
 from bessemer.importer.checkpoint.gguf_file import TENSOR_TYPES
+from bessemer.weight_formats import WEIGHT_FORMATS
 from tests.docs.how_to import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")

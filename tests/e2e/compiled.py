@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from bessemer.compiler import CompileOptions, compile_model
+from bessemer.compile_options import CompileOptions
+from bessemer.compiler import compile_model
 from bessemer.runtime.model import Model
 from tests.tiny_models import VOCAB, tiny
 

@@ -15,17 +15,14 @@ import pytest
 
 from bessemer.artifact.manifest import Manifest
 from bessemer.artifact.reader import read_manifest
+from bessemer.artifact.text.build import TOKENIZER_FILE
+from bessemer.artifact_parts import code_variants, model_objects
 from bessemer.backend import link
 from bessemer.backend.target import Target
 from bessemer.backend.tools import run_tool
 from bessemer.codegen.abi import emit_header
-from bessemer.compiler import (
-    Compilation,
-    CompileOptions,
-    build_objects,
-    generate_for,
-    model_objects,
-)
+from bessemer.compile_options import CompileOptions
+from bessemer.compiler import Compilation, build_objects, generate_for
 from bessemer.graph import parse_graph
 from bessemer.passes.pipeline import Lowered, lower
 from bessemer.verify.model import options_of

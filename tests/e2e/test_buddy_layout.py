@@ -20,7 +20,7 @@ from bessemer.api import compile_to
 from bessemer.backend.tools import llvm_tool, mlir_tool
 from bessemer.buddy_layout import file_names
 from bessemer.cli import main
-from bessemer.compiler import CompileOptions
+from bessemer.compile_options import CompileOptions
 from bessemer.errors import ArtifactError, UnsupportedError, UsageError
 from tests.e2e.compiled import tiny_pair, token_ids
 from tests.tiny_models import LONG_ROPE, tiny

@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 import torch
 
-from bessemer.compiler import CompileOptions, compile_model
+from bessemer.compile_options import CompileOptions
+from bessemer.compiler import compile_model
 from bessemer.runtime.model import Model
 from tests.e2e.compiled import (
     CHUNK,

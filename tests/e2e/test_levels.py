@@ -12,7 +12,8 @@ import pytest
 
 from bessemer.artifact.reader import open_artifact
 from bessemer.backend.target import Target
-from bessemer.compiler import CompileOptions, compile_model
+from bessemer.compile_options import CompileOptions
+from bessemer.compiler import compile_model
 from bessemer.errors import ArtifactError, UsageError
 from bessemer.runtime import cpu, library
 from bessemer.runtime.model import Model

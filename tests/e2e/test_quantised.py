@@ -14,7 +14,9 @@ import torch
 from bessemer.artifact.packing import unpack
 from bessemer.artifact.reader import open_artifact
 from bessemer.artifact.writer import weight_blocks
-from bessemer.compiler import CompileOptions, compile_model, stored_reader
+from bessemer.artifact_parts import stored_reader
+from bessemer.compile_options import CompileOptions
+from bessemer.compiler import compile_model
 from bessemer.graph import evaluate_value
 from bessemer.importer.checkpoint import open_checkpoint
 from bessemer.runtime.model import Model

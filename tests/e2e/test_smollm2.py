@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bessemer.compiler import CompileOptions, compile_model
+from bessemer.backend.target import Target
+from bessemer.compile_options import CompileOptions
+from bessemer.compiler import compile_model
 from bessemer.runtime.model import Model
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from bessemer.cli.options import SteeringArguments
-from bessemer.compiler import CompileOptions, compile_model
+from bessemer.compile_options import CompileOptions
+from bessemer.compiler import compile_model
 from bessemer.errors import GenerationError, UsageError
 from bessemer.graph import Env
 from bessemer.importer import Imported, import_model, reference_logits

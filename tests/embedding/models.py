@@ -6,7 +6,8 @@ import functools
 import tempfile
 from pathlib import Path
 
-from bessemer.compiler import CompileOptions, compile_model
+from bessemer.compile_options import CompileOptions
+from bessemer.compiler import compile_model
 from tests.tiny_models import tiny
 
 CONTEXT, CHUNK = 80, 16

@@ -10,7 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from bessemer.compiler import CompileOptions, generate_model
+from bessemer.compile_options import CompileOptions
+from bessemer.compiler import generate_model
 from bessemer.errors import CheckpointError, UnsupportedError, UsageError
 from bessemer.graph import print_graph
 from bessemer.importer import import_model, reference_logits

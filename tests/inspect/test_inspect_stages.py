@@ -17,7 +17,8 @@ from bessemer.artifact.layout import HEADER_WORDS, LAYER_WORDS
 from bessemer.artifact.manifest import Manifest
 from bessemer.cli import main
 from bessemer.codegen.repeats import find_repeats
-from bessemer.compiler import CompileOptions, compile_model
+from bessemer.compile_options import CompileOptions
+from bessemer.compiler import compile_model
 from bessemer.errors import ArtifactError, UsageError
 from bessemer.graph import parse_graph
 from bessemer.inspect import STAGES, Choice, inspect

@@ -20,7 +20,8 @@ import torch
 from bessemer.artifact.layout import CompressedStream, KVLayer, SharedLayer, StateLayout
 from bessemer.artifact.work import GroupWork, Step
 from bessemer.cli import main
-from bessemer.compiler import CompileOptions, generate_model
+from bessemer.compile_options import CompileOptions
+from bessemer.compiler import generate_model
 from bessemer.errors import CheckpointError, UsageError
 from bessemer.importer.outline import ConfigCheckpoint, outline
 from bessemer.inspect import inspect

@@ -16,9 +16,11 @@ from typing import Any
 import pytest
 
 from bessemer.artifact.reader import read_manifest
+from bessemer.artifact_parts import code_variants, model_objects
 from bessemer.backend.target import Target
 from bessemer.cli import main
-from bessemer.compiler import CompileOptions, code_variants, compile_model, model_objects
+from bessemer.compile_options import CompileOptions
+from bessemer.compiler import compile_model
 from bessemer.errors import UnsupportedError, UsageError
 from bessemer.libraries import Libraries
 from bessemer.runtime.model import Model

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bessemer.compiler import CompileOptions, with_weights
+from bessemer.compile_options import CompileOptions, with_weights
 from bessemer.errors import UsageError
 from bessemer.importer.checkpoint import open_checkpoint
 from bessemer.weight_formats import ALIASES, WEIGHT_FORMATS, DefaultFormat
@@ -78,7 +78,7 @@ def test_of_a_file(form: str, expected: str, tmp_path: Path) -> None:
 def test_what_is_chosen_for_a_quantised_checkpoint_is_said(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = logging.getLogger("bessemer.compiler")
+    log = logging.getLogger("bessemer.compile_options")
     monkeypatch.setattr(log, "handlers", [caplog.handler])  # the command line stops propagation
     caplog.set_level(logging.INFO, log.name)
     for dtype, options in (

@@ -13,7 +13,7 @@ from bessemer.artifact.layout import StoredWeight
 from bessemer.artifact.manifest import MANIFEST_FILE, WEIGHTS_FILE, FileRecord
 from bessemer.artifact.reader import Artifact, read_manifest
 from bessemer.artifact.weight_file import write_weights
-from bessemer.compiler import CompileOptions
+from bessemer.compile_options import CompileOptions
 
 OPTIONS = CompileOptions(weights="f16", kv="f32", context=64, chunk=16)
 

@@ -12,7 +12,8 @@ import pytest
 
 from bessemer.artifact.reader import read_manifest
 from bessemer.cli import main
-from bessemer.compiler import CompileOptions, compile_model
+from bessemer.compile_options import CompileOptions
+from bessemer.compiler import compile_model
 from bessemer.verify import quality
 from bessemer.verify.compare import Comparison
 from bessemer.verify.divergence import kl_divergence, perplexity

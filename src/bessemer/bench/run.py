@@ -22,7 +22,8 @@ from bessemer.errors import ArtifactError, BessemerError, UsageError
 from bessemer.runtime.cpu import default_threads
 
 if TYPE_CHECKING:
-    from bessemer.compiler import CompileOptions, Progress
+    from bessemer.compile_options import CompileOptions
+    from bessemer.compiler import Progress
 
 DEFAULT_PROMPT = (512,)
 DEFAULT_GENERATE = (64,)
@@ -161,7 +162,7 @@ def _artifact(
 ) -> Artifact:
     """The model's artifact; with `profile` one that measures itself, made from the same source."""
     from bessemer.api import prepare
-    from bessemer.compiler import CompileOptions
+    from bessemer.compile_options import CompileOptions
 
     asked = options or CompileOptions()
     extra: dict[str, Any] = {} if progress is None else {"progress": progress}

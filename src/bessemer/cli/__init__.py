@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import cyclopts
 
 import bessemer
-from bessemer.compiler import what_to_install
 from bessemer.errors import BessemerError, UsageError
+from bessemer.installation import what_to_install
 
 EXIT_ERROR = 1
 EXIT_USAGE = 2

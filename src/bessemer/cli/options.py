@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter, Token
 
-from bessemer.compiler import CompileOptions
+from bessemer.compile_options import CompileOptions
 from bessemer.errors import UsageError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from bessemer.errors import UsageError
 from bessemer.inspect.page import Page
 
 if TYPE_CHECKING:
-    from bessemer.compiler import CompileOptions
+    from bessemer.compile_options import CompileOptions
     from bessemer.inspect.subject import Subject
 
 STAGES = ("graph", "passes", "groups", "mlir", "llvm", "asm", "weights", "abi", "memory")

@@ -22,7 +22,7 @@ from bessemer.artifact.layout import (
 )
 from bessemer.artifact.work import GroupWork, Step, read_work
 from bessemer.codegen.hot import PANEL_OPERAND
-from bessemer.compiler import WEIGHT_FORMATS, Compilation
+from bessemer.compiler import Compilation
 from bessemer.errors import ArtifactError, BessemerError
 from bessemer.graph import Graph
 from bessemer.inspect.memory import state_text
@@ -31,6 +31,7 @@ from bessemer.inspect.spread import Spread
 from bessemer.inspect.subject import Subject
 from bessemer.inspect.weights import parameters
 from bessemer.verify.reference import PREFILL_GRAPH
+from bessemer.weight_formats import WEIGHT_FORMATS
 
 # Contexts of the table, in tokens, besides the chosen one: those up to the model's own.
 CONTEXTS = (4096, 32768, 131072, 1 << 20)

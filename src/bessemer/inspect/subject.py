@@ -17,7 +17,8 @@ from bessemer.verify.reference import IMPORTED_GRAPH
 
 if TYPE_CHECKING:
     from bessemer.backend.codegen import CompiledModule
-    from bessemer.compiler import Compilation, CompileOptions
+    from bessemer.compile_options import CompileOptions
+    from bessemer.compiler import Compilation
 
 # Files with weights, also those that can't be read: their errors say more than a plan would.
 WEIGHT_PATTERNS = ("*.safetensors", "*.safetensors.index.json", "*.gguf", "*.bin", "*.pt", "*.pth")
@@ -122,7 +123,8 @@ def _compile_kept(artifact: Artifact, graph: Graph, options: CompileOptions) -> 
     """Passes and code generation of the graph that an artifact keeps."""
     from bessemer.backend.target import Target
     from bessemer.codegen.generate import generate
-    from bessemer.compiler import Compilation, codegen_options
+    from bessemer.compile_options import codegen_options
+    from bessemer.compiler import Compilation
     from bessemer.passes.pipeline import lower
 
     manifest = artifact.manifest
@@ -147,7 +149,7 @@ def open_subject(
     checkpoint: the source of an artifact, when it isn't where the manifest says.
     Raises ArtifactError for a damaged manifest, UsageError for options of a compiled model.
     """
-    from bessemer.compiler import CompileOptions
+    from bessemer.compile_options import CompileOptions
     from bessemer.verify.model import find_source, options_of
 
     if isinstance(model, (str, Path)) and is_artifact(checked_model(model)):

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from bessemer.arguments import checked_model
 from bessemer.artifact.reader import Artifact, Check, verify_files
-from bessemer.compiler import what_to_install
 from bessemer.errors import BessemerError, UsageError
+from bessemer.installation import what_to_install
 from bessemer.verify.files import check_files, check_manifest, check_symbols
 from bessemer.verify.memory import check_bits, check_hashes, check_layouts, check_tables
 from bessemer.verify.model import compile_again, find_source
@@ -22,7 +22,8 @@ from bessemer.verify.report import MEMORY, NUMBERS, Report
 from bessemer.verify.trials import TrialPlan
 
 if TYPE_CHECKING:
-    from bessemer.compiler import Compilation, CompileOptions
+    from bessemer.compile_options import CompileOptions
+    from bessemer.compiler import Compilation
 
 # Prompts that are compared in full: one row, a part of a tile, more than a block of keys.
 LENGTHS = (1, 7, 33)
@@ -68,7 +69,7 @@ def _compiled(
 ) -> Iterator[tuple[Path, Any]]:
     """The artifact to verify, and what it is to be compared with."""
     from bessemer.api import compile_to, prepare
-    from bessemer.compiler import CompileOptions
+    from bessemer.compile_options import CompileOptions
 
     if isinstance(model, (str, Path)) and looks_like_artifact(checked_model(model)):
         if options not in (None, CompileOptions()):

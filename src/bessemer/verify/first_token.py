@@ -207,7 +207,7 @@ def _generate(artifact: Artifact, graph: Graph) -> Generated:
     """Code for one row a call, in which no two values share memory."""
     from bessemer.backend.target import Target
     from bessemer.codegen.generate import generate
-    from bessemer.compiler import codegen_options
+    from bessemer.compile_options import codegen_options
 
     options = replace(options_of(artifact.manifest.options), chunk=1, profile=False)
     target = Target.parse(options.target, options.cpu)

@@ -12,7 +12,8 @@ from bessemer.artifact.manifest import Manifest
 from bessemer.errors import BessemerError
 
 if TYPE_CHECKING:
-    from bessemer.compiler import Compilation, CompileOptions
+    from bessemer.compile_options import CompileOptions
+    from bessemer.compiler import Compilation
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ def find_source(manifest: Manifest, given: Any) -> Origin:
 
 def options_of(recorded: Mapping[str, Any]) -> CompileOptions:
     """The options that a manifest records; those that this version doesn't know are left out."""
-    from bessemer.compiler import CompileOptions
+    from bessemer.compile_options import CompileOptions
 
     known = {f.name for f in fields(CompileOptions)}
     kept: dict[str, Any] = {

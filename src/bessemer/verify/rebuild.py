@@ -74,7 +74,7 @@ def build_engine(
     Raises CompileError.
     """
     from bessemer.codegen.generate import generate
-    from bessemer.compiler import codegen_options
+    from bessemer.compile_options import codegen_options
 
     options = replace(compilation.options, schedule=schedule)
     context = compilation.generated.state.capacity
