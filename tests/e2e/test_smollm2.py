@@ -15,6 +15,7 @@ from bessemer.backend.target import Target
 from bessemer.compile_options import CompileOptions
 from bessemer.compiler import compile_model
 from bessemer.runtime.model import Model
+from tests.e2e.cross import emulator, runner
 
 pytestmark = pytest.mark.slow
 
@@ -123,8 +124,30 @@ def test_standalone_runner(
     command = [str(folder / "run"), "-p", prompt, "--max-tokens", str(count), "--json", *words]
     got = json.loads(subprocess.run(command, capture_output=True, timeout=300, check=True).stdout)
     assert tuple(got["token_ids"]) == expected.tokens
-    assert len(expected.tokens) == count
+    # An answer may end by itself; on other processors, elsewhere.
+    assert len(expected.tokens) > count // 2
     assert got["text"] == expected.text
+
+
+# Emulated processors: instruction by instruction, so that a token takes a second.
+EMULATED = {"aarch64": "cortex-a53", "riscv64": "rv64"}
+EMULATED_TOKENS = 3
+
+
+@pytest.mark.parametrize("arch", EMULATED)
+def test_runner_for_another_processor(
+    arch: str, model: Model, folder: Path, tmp_path: Path
+) -> None:
+    """The program for it, run by an emulator with the very same weight file: the same tokens."""
+    emulated = emulator(arch, EMULATED[arch])
+    prompt = "The capital of France is"
+    expected = model.stream(prompt, max_tokens=EMULATED_TOKENS).complete()
+    program = runner(folder, Target.parse(f"{arch}-linux-gnu"), tmp_path)
+    command = [*emulated, str(program), "--raw", "-p", prompt]
+    command += ["--max-tokens", str(EMULATED_TOKENS), "--json"]
+    got = json.loads(subprocess.run(command, capture_output=True, timeout=600, check=True).stdout)
+    assert tuple(got["token_ids"]) == expected.tokens
+    assert program.stat().st_size < RUNNER_BYTES
 
 
 def test_runner_size(folder: Path) -> None:
