@@ -24,7 +24,9 @@ from bessemer.codegen.abi import emit_header
 from bessemer.compile_options import CompileOptions
 from bessemer.compiler import Compilation, build_objects, generate_for
 from bessemer.graph import parse_graph
+from bessemer.libraries import Libraries
 from bessemer.passes.pipeline import Lowered, lower
+from bessemer.standalone import RUNNER_FILE, Runner
 from bessemer.verify.model import options_of
 
 DRIVER = Path(__file__).with_name("step_driver.c")
@@ -96,6 +98,41 @@ def program(folder: Path, made: Compilation, out: Path) -> Program:
     command = [*compiler, "-std=c11", "-O1", f"-I{out}", str(DRIVER), *map(str, objects)]
     run_tool([*command, "-lm", "-lpthread", "-o", str(out / "driver")], env=zig_environment())
     return Program(out / "driver", manifest, folder / "weights.bin", words)
+
+
+def runner(folder: Path, target: Target, out: Path) -> Path:
+    """The standalone program of a compiled model for another processor, beside the same weights."""
+    made = compilation(folder, target)
+    place, code, description = libraries(folder, made, out)
+    Runner(target, False, out / "work").write(code, description, place)
+    return place / RUNNER_FILE
+
+
+def libraries(
+    folder: Path, made: Compilation, out: Path, prefix: str = ""
+) -> tuple[Path, list[Path], Path]:
+    """A folder with the libraries and the header, the weights and the tokenizer; the model's own
+    objects, and that of its description.
+    """
+    manifest = read_manifest(folder)
+    work, place = out / "work", out / "model"
+    for made_folder in (work, place):
+        made_folder.mkdir(parents=True)
+    for file in folder.iterdir():
+        if file.suffix in (".json", ".jinja", ".bin") and file.name != TOKENIZER_FILE:
+            (place / file.name).symlink_to(file)
+    maker = Libraries(
+        made.generated,
+        manifest.name,
+        made.target,
+        code_variants(made),
+        work,
+        manifest.rope,
+        prefix,
+    )
+    code = model_objects(made, work)
+    objects = [*code, *maker.native_objects()]
+    return place, code, maker.write(objects, place, manifest.weights_digest)
 
 
 def zig_cc(target: Target) -> list[str]:

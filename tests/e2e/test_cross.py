@@ -6,14 +6,18 @@ Needs Debian's packages qemu-user, libc6-arm64-cross and libc6-riscv64-cross.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from bessemer.backend.target import Target
+from bessemer.verify.binaries import read_archive, read_library
+from bessemer.verify.files import TOOLCHAIN_SYMBOLS, api_symbols
 from tests.e2e.compiled import compiled, load, token_ids
-from tests.e2e.cross import assembly, compilation, emulator, program
+from tests.e2e.cross import assembly, compilation, emulator, libraries, program
 
 # The same f32 sums in another order, with other instructions.
 TOLERANCE = 2e-5
@@ -21,15 +25,14 @@ IDS = token_ids(20, seed=3)
 PREFILL = 14
 
 
-@pytest.fixture(scope="module")
-def folder() -> Path:
-    """Soft caps, windows and a tied head; weights are converted from f16."""
-    return compiled("gemma2", weights="f16")
+def model(weights: str) -> Path:
+    """Soft caps, windows and a tied head."""
+    return compiled("gemma2", weights=weights)
 
 
-@pytest.fixture(scope="module")
-def expected(folder: Path) -> np.ndarray:
-    session = load("gemma2", weights="f16").session()
+@cache
+def expected(weights: str) -> np.ndarray:
+    session = load("gemma2", weights=weights).session()
     rows = [session.prefill(IDS[:PREFILL], all_logits=True)]
     return np.concatenate([*rows, *(session.decode(token)[None] for token in IDS[PREFILL:])])
 
@@ -38,31 +41,62 @@ def error(got: np.ndarray, want: np.ndarray) -> float:
     return float(np.linalg.norm(got - want) / np.linalg.norm(want))
 
 
+@dataclass(frozen=True)
+class Case:
+    """instructions: what must be in the code.  processors: emulated ones, by qemu's names."""
+
+    triple: str
+    cpu: str | None
+    weights: str
+    instructions: tuple[str, ...]
+    processors: tuple[str, ...]
+
+
 CASES = {
-    # target, cpu, instructions that must be there, emulated processors
-    "neon": ("aarch64-linux-gnu", None, r"fmla\tv\d+\.4s", ("aarch64", ["cortex-a53"])),
-    "dotprod": (
+    "neon": Case("aarch64-linux-gnu", None, "f16", (r"fmla\tv\d+\.4s", "fcvtl"), ("cortex-a53",)),
+    "dotprod": Case(
         "aarch64-linux-gnu",
         "baseline+dotprod+fullfp16",
-        r"fmla\tv\d+\.4s",
-        ("aarch64", ["cortex-a76"]),
+        "q8_0",
+        (r"fmla\tv\d+\.4s", r"[su]mlal"),
+        ("cortex-a76",),
     ),
-    "rv64": ("riscv64-linux-gnu", None, r"fmadd\.s", ("riscv64", ["rv64"])),
-    "rvv": (
+    "rv64": Case("riscv64-linux-gnu", None, "f16", (r"fmadd\.s",), ("rv64",)),
+    "rvv": Case(
         "riscv64-linux-gnu",
         "baseline+v",
-        r"vfmacc\.v[fv]|vfmadd\.v[fv]",
-        ("riscv64", ["rv64,v=true,vlen=128", "rv64,v=true,vlen=256"]),
+        "f16",
+        (r"vfmacc\.v[fv]|vfmadd\.v[fv]", "vsetivli", r"vle32\.v"),
+        ("rv64,v=true,vlen=128", "rv64,v=true,vlen=256"),
     ),
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_other_processors(case: str, folder: Path, expected: np.ndarray, tmp_path: Path) -> None:
-    triple, cpu, wanted, (arch, processors) = CASES[case]
-    made = compilation(folder, Target.parse(triple, cpu), assembly=True)
-    assert re.search(wanted, assembly(made))
+@pytest.mark.parametrize("name", CASES)
+def test_other_processors(name: str, tmp_path: Path) -> None:
+    """The instructions are in the code, and emulated it gives the logits of this processor."""
+    case = CASES[name]
+    folder, target = model(case.weights), Target.parse(case.triple, case.cpu)
+    made = compilation(folder, target, assembly=True)
+    text = assembly(made)
+    for wanted in case.instructions:
+        assert re.search(wanted, text), wanted
+    emulated = [emulator(target.arch, processor) for processor in case.processors]
     built = program(folder, made, tmp_path / "program")
-    for name in processors:
-        got = built.logits(IDS, PREFILL, emulator=emulator(arch, name))
-        assert error(got, expected) < TOLERANCE, name
+    for command in emulated:
+        got = built.logits(IDS, PREFILL, emulator=command)
+        assert error(got, expected(case.weights)) < TOLERANCE, command
+
+
+def test_macos(tmp_path: Path) -> None:
+    """Libraries and header for a system whose objects are of another kind; with a prefix."""
+    folder = model("f16")
+    made = compilation(folder, Target.parse("aarch64-macos"), assembly=True)
+    assert re.search(r"fmla\.4s", assembly(made))
+    place, _, _ = libraries(folder, made, tmp_path / "mac", "one_")
+    wanted = {"one__mlir_ciface_forward_prefill", "one__mlir_ciface_forward_decode"}
+    wanted |= api_symbols("one_")
+    exports = read_library(place / "model.so").exports
+    assert exports - TOOLCHAIN_SYMBOLS == wanted
+    assert wanted <= read_archive(place / "libmodel.a").symbols
+    assert read_library(place / "model.so").needed == ("libSystem.B.dylib",)

@@ -35,6 +35,8 @@ _GLIBC_OTHERS = "2.17"
 _C_FLAGS = ("-std=c11", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra")
 # No executable stack, no relocations in code, read-only relocation tables, no undefined symbols.
 _ELF_LINK_FLAGS = ("noexecstack", "text", "relro", "defs")
+# First bytes of a 64-bit object of macOS.
+_MACHO_MAGIC = b"\xcf\xfa\xed\xfe"
 _SYSTEM_LIBRARIES = ("libm.so.6", "libpthread.so.0", "libc.so.6")
 
 
@@ -178,7 +180,8 @@ def prefix_symbols(objects: Sequence[Path], prefix: str, folder: Path) -> list[P
         names.update(line.strip() for line in listing.splitlines() if line.strip())
     folder.mkdir(parents=True, exist_ok=True)
     renames = folder / "symbols.txt"
-    renames.write_text("".join(f"{n} {prefix}{n}\n" for n in sorted(names)), encoding="utf-8")
+    pairs = sorted((name, _prefixed(name, prefix, objects[0])) for name in names)
+    renames.write_text("".join(f"{old} {new}\n" for old, new in pairs), encoding="utf-8")
     renamed = []
     for path in objects:
         out = folder / path.name
@@ -192,6 +195,13 @@ def prefix_symbols(objects: Sequence[Path], prefix: str, folder: Path) -> list[P
         )
         renamed.append(out)
     return renamed
+
+
+def _prefixed(name: str, prefix: str, path: Path) -> str:
+    """The symbol of a C name with the prefix: Mach-O writes an underscore before every C name."""
+    with path.open("rb") as stream:
+        is_macho = stream.read(len(_MACHO_MAGIC)) == _MACHO_MAGIC
+    return f"_{prefix}{name[1:]}" if is_macho and name.startswith("_") else f"{prefix}{name}"
 
 
 def _operand(path: Path) -> str:

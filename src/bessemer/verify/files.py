@@ -30,7 +30,9 @@ REQUIRED_FILES = (LIBRARY_FILE, ARCHIVE_FILE, HEADER_FILE, WEIGHTS_FILE)
 # the names they have on Linux and macOS.
 SYSTEM_LIBRARIES = re.compile(r"(lib(c|m|pthread)\.so[.\d]*|ld-linux[\w.-]*|libSystem[\w.]*dylib)")
 # What the toolchains themselves may add to a shared object's symbols.
-TOOLCHAIN_SYMBOLS = frozenset({"_init", "_fini", "_edata", "_end", "__bss_start"})
+TOOLCHAIN_SYMBOLS = frozenset(
+    {"_init", "_fini", "_edata", "_end", "__bss_start", "_mh_dylib_header", "__dso_handle"}
+)
 NAMES_SHOWN = 6
 
 
