@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from fractions import Fraction
@@ -25,7 +26,8 @@ from bessemer.compiler import generate_model
 from bessemer.errors import CheckpointError, UsageError
 from bessemer.importer.outline import ConfigCheckpoint, outline
 from bessemer.inspect import inspect
-from bessemer.inspect.plan import DECODE, Plan, plan_of
+from bessemer.inspect.memory import state_text
+from bessemer.inspect.plan import DECODE, Plan, plan_of, size_sections
 from bessemer.inspect.spread import Spread
 from bessemer.inspect.subject import open_subject
 from tests.tiny_models import tiny_config
@@ -134,7 +136,7 @@ def test_the_plan_of_a_config_is_that_of_the_whole_model(
     assert plan.read_bytes("f16") == whole.work.weight_bytes(DECODE, Step(0, 1))
     last = whole.weights[-1]
     assert plan.weight_bytes("f16") == last.offset + last.nbytes
-    assert plan.contexts()[-1] == 48
+    assert plan.contexts() == [48, 2048]  # the chosen one, and the model's own
 
 
 def test_of_experts_the_chosen_ones_are_active(
@@ -178,6 +180,21 @@ def test_flash_keeps_compressed_rows_alone(flash: Plan) -> None:
     assert state.kv_bytes_per_token() == math.ceil(wanted)
     grown = flash.state_bytes(1 << 20) - flash.state_bytes(1 << 19)
     assert grown == wanted * (1 << 19)
+
+
+def test_flash_in_words(flash: Plan) -> None:
+    text = state_text(flash.state)
+    for line in (
+        r"0-42 +512 +128 +672 ",
+        r"kv 2, 4, \.\.\. 42 +512 +4 +262144 ",
+        r"kv 3, 5, \.\.\. 41 +512 +128 +8192 ",
+        r"index 2, 4, \.\.\. 42 +128 +4 +262144 ",
+    ):
+        assert re.search(rf"^{line}", text, re.MULTILINE), line
+    sizes = size_sections(flash, 50e9)
+    assert re.search(r"^f16 .* 529\.64 GiB +24\.7. GiB +1\.\d+$", sizes, re.MULTILINE)
+    for context in ("4,096", "32,768", "131,072", "1,048,576"):
+        assert re.search(rf"^ *{context} ", sizes, re.MULTILINE)
 
 
 def test_flash_reads_the_index_and_the_chosen_rows(flash: Plan) -> None:
@@ -272,12 +289,12 @@ def test_the_command(
     assert main([*run, "--bandwidth", "20", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert list(data["formats"]) == ["f32", "f16", "bf16", "q8_0"]
-    assert data["contexts"][-1]["context"] == 48
+    assert [c["context"] for c in data["contexts"]] == [48, 2048]
     assert data["active_parameters"] < data["parameters"]
     f16 = data["formats"]["f16"]
-    read = f16["read_bytes_per_token"] + data["contexts"][-1]["read_bytes_per_token"]
+    read = f16["read_bytes_per_token"] + data["contexts"][0]["read_bytes_per_token"]
     assert f16["tokens_per_second"] == pytest.approx(20e9 / read)
-    assert data["state"]["bytes"] == data["contexts"][-1]["state_bytes"]
+    assert data["state"]["bytes"] == data["contexts"][0]["state_bytes"]
 
     class Probes:
         def measure(self, threads: int) -> Any:
@@ -287,7 +304,7 @@ def test_the_command(
     assert main(run) == 0
     out = capsys.readouterr().out
     assert "tokens/s at 7.5 GB/s" in out
-    for part in ("mixtral, 3 layers", "0-2", "weights by format", "by context, one session"):
+    for part in ("mixtral, 3 layers", "0-2", "weights by format", "decoding by context"):
         assert part in out
 
 

@@ -69,20 +69,13 @@ def run(
     """
     dumps, storage = dumps or DumpArguments(), storage or StorageOptions()
     dumps.check()
-    if system is not None:
-        checked_text("--system", system)
-        if raw:
-            raise UsageError("--system needs the chat template; leave out --raw")
-    request = None
-    if dumps.diagnose is None or prompt is not None or file is not None:
-        request = Request(read_text(prompt, file), system, raw)
-        if not raw and not request.text.strip():
-            raise UsageError("the prompt is empty")
     if dumps.diagnose is not None:
         from bessemer.cli.diagnose import diagnose_first_token
 
-        return diagnose_first_token(model, request, storage, threads, json=json)
-    assert request is not None
+        stated = prompt is not None or file is not None
+        asked = _request(prompt, file, system, raw) if stated else None
+        return diagnose_first_token(model, asked, storage, threads, json=json)
+    request = _request(prompt, file, system, raw)
     if dumps.dump_tokens:
         return dump_tokens(model, request, json=json)
     options = (sampling or SamplingArguments()).keywords()
@@ -94,6 +87,18 @@ def run(
         if lines is not None:
             options |= _logprobs_options(dumps, lines)
         return _answer(_start(loaded.model, request, options), loaded, json=json)
+
+
+def _request(prompt: str | None, file: str | None, system: str | None, raw: bool) -> Request:
+    """What is asked, checked."""
+    if system is not None:
+        checked_text("--system", system)
+        if raw:
+            raise UsageError("--system needs the chat template; leave out --raw")
+    request = Request(read_text(prompt, file), system, raw)
+    if not raw and not request.text.strip():
+        raise UsageError("the prompt is empty")
+    return request
 
 
 def _logprobs_options(dumps: DumpArguments, lines: LineFile) -> dict[str, Any]:
@@ -151,8 +156,10 @@ def load_model(
     from bessemer.artifact.manifest import is_artifact
     from bessemer.cli.compile import announce_wait
     from bessemer.cli.progress import StageProgress
+    from bessemer.runtime.engine import check_threads
     from bessemer.runtime.model import Model as RuntimeModel
 
+    check_threads(threads)  # before minutes of work
     steering = steering or SteeringArguments()
     # A compiled folder is taken as it is: if it can't be steered, its model says so.
     steerable = {"steering": True} if steering.is_given and not is_artifact(Path(name)) else {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -22,6 +23,8 @@ from bessemer.inspect.subject import Subject
 from bessemer.inspect.weights import stored_weights
 
 CHART_COLUMNS = 64
+# Layers that are named one by one.
+LISTED = 3
 # Contexts for which totals are shown, besides the model's own.
 CONTEXTS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 
@@ -180,7 +183,10 @@ def _alike(entries: Sequence[E]) -> list[tuple[str, E]]:
 
 
 def _numbers(layers: Sequence[int]) -> str:
-    """Sorted numbers, ranges of neighbours as "a-b"."""
+    """Sorted numbers, ranges of neighbours as "a-b", equal steps as "a, b, ... z"."""
+    steps = {b - a for a, b in itertools.pairwise(layers)}
+    if len(steps) == 1 and steps != {1} and len(layers) > LISTED:
+        return f"{layers[0]}, {layers[1]}, ... {layers[-1]}"
     parts: list[list[int]] = []
     for layer in layers:
         if parts and parts[-1][-1] + 1 == layer:

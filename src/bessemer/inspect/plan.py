@@ -33,7 +33,7 @@ from bessemer.inspect.weights import parameters
 from bessemer.verify.reference import PREFILL_GRAPH
 from bessemer.weight_formats import WEIGHT_FORMATS
 
-# Contexts of the table, in tokens, besides the chosen one: those up to the model's own.
+# Contexts of the table, in tokens, besides the chosen one and the model's own: those below it.
 CONTEXTS = (4096, 32768, 131072, 1 << 20)
 DECODE = "forward_decode"
 # Ops that read rows of a table, with the operand that is the table.
@@ -46,8 +46,9 @@ GIGA = 1e9
 @dataclass(frozen=True)
 class Plan:
     """weights: where each lies, in the chosen format.  shares: weight -> the share of it that one
-    decoded token reads, above 1 where it is read twice; 1 where it is not named.  experts: those that belong to routed experts.
-    work: of a decode step, for the bytes of the state.  context_limit: the model's own.
+    decoded token reads, above 1 where it is read twice; 1 where it is not named.  experts: those
+    that belong to routed experts.  work: of a decode step, for the bytes of the state.
+    context_limit: the model's own.
     """
 
     weights: tuple[StoredWeight, ...]
@@ -106,7 +107,7 @@ class Plan:
     def contexts(self) -> list[int]:
         """Those of the table."""
         known = {c for c in CONTEXTS if c <= self.context_limit}
-        return sorted({*known, self.state.capacity})
+        return sorted({*known, self.state.capacity, self.context_limit})
 
 
 # -- making one ------------------------------------------------------------------------------------
@@ -278,12 +279,12 @@ def size_sections(plan: Plan, bandwidth: float | None) -> str:
         ]
     )
     text += heading("weights by format") + _formats(plan, bandwidth, speed)
-    text += heading("by context, one session") + _contexts(plan, bandwidth, speed)
+    text += heading("decoding by context, one session") + _contexts(plan, bandwidth, speed)
     if bandwidth is None:
         return text + "\nno speed is estimated without a bandwidth: give --bandwidth GB/S\n"
     note = (
-        "\ntokens/s: what reading alone allows, weights and state once a token; measured speed is "
-        "below it\n"
+        "\ntokens/s: what reading alone allows at the end of a full context, weights and state "
+        "once a token; the measured speed is below it\n"
     )
     return text + note
 

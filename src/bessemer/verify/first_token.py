@@ -21,7 +21,7 @@ from bessemer.artifact.reader import Artifact
 from bessemer.errors import ArtifactError, BessemerError, UsageError
 from bessemer.graph import Env, Graph, GraphError, Node, Value, parse_graph
 from bessemer.graph.evaluate import bind_sizes, evaluate_node
-from bessemer.runtime.cpu import default_threads
+from bessemer.runtime.cpu import default_threads, missing_features
 from bessemer.runtime.engine import Engine
 from bessemer.runtime.session import Session
 from bessemer.verify.compare import relative_l2, tolerance_of
@@ -32,6 +32,8 @@ from bessemer.verify.stage_names import name_stages
 from bessemer.verify.stored import StoredParts, read_weight
 
 if TYPE_CHECKING:
+    from bessemer.artifact.manifest import Manifest
+    from bessemer.backend.target import Target
     from bessemer.codegen.generate import Generated
     from bessemer.codegen.program import Program
 
@@ -205,14 +207,24 @@ def _kept_graph(artifact: Artifact) -> Graph:
 
 def _generate(artifact: Artifact, graph: Graph) -> Generated:
     """Code for one row a call, in which no two values share memory."""
-    from bessemer.backend.target import Target
     from bessemer.codegen.generate import generate
     from bessemer.compile_options import codegen_options
 
-    options = replace(options_of(artifact.manifest.options), chunk=1, profile=False)
-    target = Target.parse(options.target, options.cpu)
-    how = codegen_options(options, target, artifact.manifest.context_length)
-    return generate(graph, graph, replace(how, keep=True))
+    manifest = artifact.manifest
+    options = replace(options_of(manifest.options), chunk=1, profile=False)
+    how = codegen_options(options, _target(manifest), manifest.context_length)
+    stored = next((w.dtype for w in manifest.weights if w.layout == "panels"), how.weights)
+    return generate(graph, graph, replace(how, weights=stored, keep=True))
+
+
+def _target(manifest: Manifest) -> Target:
+    """What the artifact was compiled for; of several levels the best that this machine has."""
+    from bessemer.backend.target import Target
+
+    options = options_of(manifest.options)
+    levels = Target.parse_levels(options.target, options.cpu)
+    usable = [t for t in levels if not missing_features(t.required_features())]
+    return (usable or list(levels[:1]))[-1]
 
 
 def written_values(program: Program) -> list[Value]:
@@ -297,13 +309,9 @@ def compiled_values(
     Raises CompileError, or ArtifactError when the artifact's weights lie elsewhere than this
     version of the compiler would put them.
     """
-    from bessemer.backend.target import Target
-
     if tuple(generated.weights) != tuple(artifact.manifest.weights):
         raise ArtifactError("it was compiled by another version, which stores other weights")
-    options = options_of(artifact.manifest.options)
-    target = Target.parse(options.target, options.cpu)
-    manifest, library = link_part(artifact, target, generated, [ENTRY])
+    manifest, library = link_part(artifact, _target(artifact.manifest), generated, [ENTRY])
     part = Engine(manifest, library, library.create_pool(engine.threads), engine.weights)
     session = ProbeSession(part)
     logits = session.prefill([token])

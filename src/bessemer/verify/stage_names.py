@@ -17,11 +17,18 @@ _IN_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks?|blk)\.(\d+)\.(.+)$")
 # What only puts the parts of q, k and v together.
 _ASSEMBLY = frozenset({"reshape", "slice", "permute", "concat", "expand"})
 _NORMS = frozenset({"rms_norm", "layer_norm"})
+# What the operands of a layer's op are, in order.
+_ROLES: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("attention", "flash_attention", "gqa_decode_attention"), ("q", "k", "v")),
+    "compressed_attention": ("q", "KV"),
+    "index_topk": ("index q",),
+}
 
 # Name of a layer's weight, by its first match -> stage. Norms:
 _NORM_STAGES = (
     (r"q_a_(layer)?norm", "q latent norm"),
-    (r"kv_a_(layer)?norm|kv_norm", "KV latent norm"),
+    (r"kv_a_(layer)?norm", "KV latent norm"),
+    (r"kv_norm", "KV norm"),
     (r"q_(layer)?norm|query_norm", "q norm"),
     (r"k_(layer)?norm|key_norm", "k norm"),
     (r"post_(feedforward|mlp|ffn)_?(layer)?norm", "norm after MLP"),
@@ -38,19 +45,28 @@ _LINEAR_STAGES = (
     (r"(^|\.)q(_b)?_proj(\.|$)", "q"),
     (r"(^|\.)k_proj(\.|$)", "k"),
     (r"(^|\.)v_proj(\.|$)", "v"),
+    (r"(^|\.)(attn|attention)_hc\.", "attention hyper-connections"),
+    (r"(^|\.)ffn_hc\.", "MLP hyper-connections"),
+    (r"(^|\.)q_a_proj_to_\w*compressor\w*(\.|$)", "q latent, KV and compressor"),
+    (r"(^|\.)q_compressor_indexer_q(\.|$)", "q and index q"),
     (r"(^|\.)q_a_proj_kv_a\w*(\.|$)", "q and KV latent"),
+    (r"(^|\.)q_a_proj_kv\w*(\.|$)", "q latent and KV"),
     (r"(^|\.)q_a_proj(\.|$)", "q latent"),
     (r"(^|\.)kv_a_proj\w*(\.|$)", "KV latent"),
     (r"(^|\.)kv_b_proj(\.|$)", "k, v"),
-    (r"(attn|attention)\.(o_proj|out_proj|dense|c_proj)(\.|$)", "output projection"),
+    (r"(attn|attention)\.(o_proj|o_b_proj|out_proj|dense|c_proj)(\.|$)", "output projection"),
+    (r"(attn|attention)\.o_a_proj(\.|$)", "output latent"),
     (r"(^|\.)(router|mlp\.gate|block_sparse_moe\.gate)\.", "router"),
     (r"(^|\.)(gate_up|gate_up_proj|up_gate)(\.|$)", "gate and up"),
     (r"(^|\.)gate_proj(\.|$)", "gate"),
     (r"(^|\.)(up_proj|fc1|c_fc|dense_h_to_4h)(\.|$)", "up"),
     (r"(^|\.)(down_proj|fc2|c_proj|dense_4h_to_h)(\.|$)", "down"),
 )
+# The matrix that gives logits: one of its own, or the embedding.
+_HEAD = re.compile(r"(^|\.)(lm_head|embed\w*|output|head|wte)(\.|$)")
 _OP_STAGES = {
     "embedding": "embedding",
+    "index_topk": "index top-k indices",
     "select_rows": "wanted row",
     "reduce_sum": "sum",
     "reduce_mean": "mean",
@@ -74,7 +90,7 @@ def name_stages(graph: Graph, values: Sequence[Value]) -> list[StageName]:
     roles, owners = _attention_roles(graph)
     later_norms = {x[0] for n in graph.nodes() for w in _weights(n) if (x := _later_norm(w))}
     stream = next((n.types[0].shape[1:] for n in graph.nodes() if n.op == "embedding"), None)
-    of_token = _depending_on_ids(graph)
+    of_token, users = _depending_on_ids(graph), graph.uses()
     found: list[StageName] = []
     layer: int | None = None
     for value in values:
@@ -88,13 +104,19 @@ def name_stages(graph: Graph, values: Sequence[Value]) -> list[StageName]:
             layer = int(placed[0][1])
         elif node in owners:
             layer = owners[node]
+        elif node.op in _NORMS and not weights:
+            layer = _layer_of_use(value, users, layer)
         elif weights:
             layer = None
         inner = placed[0][2] if placed else (weights[0] if weights else "")
         name = _stage(value, inner, layer, layer in later_norms)
         role = roles.get(node)
-        if role is not None and node.op == "rope":
+        if node.op == "rope" and role is None:
+            name = "rotated back" if "attention" in node.inputs[0].op else "rotated"
+        elif role is not None and node.op == "rope":
             name = f"{role} rotated"
+        elif role is not None and node.op in _NORMS and not weights:
+            name = f"{role} norm"
         elif role is not None and node.op in ("concat", "expand"):
             name = f"{role} assembled"
         elif node.op == "add" and layer is not None and value.shape[1:] == stream:
@@ -134,7 +156,7 @@ def _attention_roles(graph: Graph) -> tuple[dict[Node, str], dict[Node, int]]:
         if not isinstance(layer, int):
             continue
         owners[node] = layer
-        for operand, role in zip(node.inputs, "qkv", strict=False):
+        for operand, role in zip(node.inputs, _ROLES.get(node.op, ()), strict=False):
             stack = [operand.node]
             while stack:
                 source = stack.pop()
@@ -144,7 +166,18 @@ def _attention_roles(graph: Graph) -> tuple[dict[Node, str], dict[Node, int]]:
                 owners.setdefault(source, layer)
                 if source.op in _ASSEMBLY:
                     stack += [v.node for v in source.inputs]
+                elif source.op == "rope":
+                    stack.append(source.inputs[0].node)
     return roles, owners
+
+
+def _layer_of_use(value: Value, users: dict[Value, list[Node]], layer: int | None) -> int | None:
+    """The layer whose weights a norm without a weight of its own is made for."""
+    for user in users.get(value, []):
+        for weight in _weights(user):
+            placed = _IN_LAYER.search(weight)
+            return int(placed[1]) if placed else None
+    return layer
 
 
 def _stage(value: Value, inner: str, layer: int | None, has_later_norm: bool) -> str:
@@ -172,7 +205,7 @@ def _norm(inner: str, layer: int | None, has_later_norm: bool) -> str:
 
 def _matrix(node: Node, inner: str, layer: int | None) -> str:
     if layer is None:
-        return "logits"
+        return "logits" if _HEAD.search(inner) else inner.removesuffix(".weight")
     name = next((s for p, s in _LINEAR_STAGES if re.search(p, inner)), "")
     if node.op == "expert_linear":
         name = "experts " + ("gate and up" if node.attrs["gated"] else "down")
