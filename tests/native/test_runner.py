@@ -15,18 +15,14 @@ from typing import Any
 
 import pytest
 
-from bessemer.artifact.reader import read_manifest
 from bessemer.artifact_parts import code_variants, model_objects
-from bessemer.backend.target import Target
 from bessemer.cli import main
+from bessemer.compile_options import CompileOptions
 from bessemer.compile_options import CompileOptions
 from bessemer.compiler import compile_model
 from bessemer.errors import UnsupportedError, UsageError
-from bessemer.libraries import Libraries
 from bessemer.runtime.model import Model
-from bessemer.standalone import Runner
 from tests.behaviours.models import save_folder, text_model
-from tests.e2e.cross import compilation, emulator
 from tests.native.tokenizer_zoo import ZOO
 from tests.runtime.tiny_tokenizers import wrap, write
 
@@ -311,27 +307,6 @@ def test_refusals(checkpoint: Path, tmp_path: Path) -> None:
 def test_command_line(checkpoint: Path, tmp_path: Path) -> None:
     """`bessemer compile --static` without --runner is a wrong call."""
     assert main(["compile", str(checkpoint), "-o", str(tmp_path / "x"), "--static"]) == 2
-
-
-@pytest.mark.parametrize(("arch", "cpu"), [("aarch64", "cortex-a53"), ("riscv64", "rv64")])
-def test_other_processors(folder: Path, tmp_path: Path, arch: str, cpu: str) -> None:
-    """The program for another processor, emulated, gives the same tokens."""
-    words = emulator(arch, cpu)
-    made = compilation(folder, Target.parse(f"{arch}-linux-gnu"))
-    to = tmp_path / "model"
-    shutil.copytree(folder, to)
-    variants = code_variants(made)
-    libraries = Libraries(made.generated, "model", made.target, variants, tmp_path / "work")
-    objects = model_objects(made, tmp_path)
-    digest = read_manifest(folder).weights_digest
-    native = [*objects, *libraries.native_objects()]
-    description = libraries.write(native, to, digest)
-    Runner(made.target, False, tmp_path).write(objects, description, to)
-    asked = ["-p", "hello", "--max-tokens", "8", "--temperature", "0.8", "--seed", "5", "--json"]
-    command = [*words, str(to / "run"), "--threads", "2", *asked]
-    done = subprocess.run(command, capture_output=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["token_ids"] == report(folder, *asked[:-1])["token_ids"]
 
 
 @pytest.mark.skipif(
