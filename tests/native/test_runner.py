@@ -15,9 +15,7 @@ from typing import Any
 
 import pytest
 
-from bessemer.artifact_parts import code_variants, model_objects
 from bessemer.cli import main
-from bessemer.compile_options import CompileOptions
 from bessemer.compile_options import CompileOptions
 from bessemer.compiler import compile_model
 from bessemer.errors import UnsupportedError, UsageError
