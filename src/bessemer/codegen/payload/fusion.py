@@ -172,9 +172,7 @@ def _require(node: Node, found: Plan) -> None:
         for at, value in enumerate(node.inputs):
             if positions is None or at in positions:
                 _need_memory(value, node.op in _MAPPED, found)
-    elif _views_memory(node):
-        _need_memory(node.inputs[0], False, found)
-    elif node.op == "slice" and not has_static_bounds(node):
+    elif _views_memory(node) or (node.op == "slice" and not has_static_bounds(node)):
         _need_memory(node.inputs[0], False, found)
     elif not is_inline(node) and node.op not in _FUSED_READERS:
         for value in node.inputs:
