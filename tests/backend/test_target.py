@@ -96,9 +96,9 @@ def test_features_after_the_name() -> None:
     assert Target.parse("riscv64", "baseline+v+zfhmin+zvfhmin").has_f16c
     assert "asimddp" in Target.parse("aarch64", "baseline+dotprod").required_features()
     assert {"avx2", "avx512f"} <= set(Target.parse("x86_64", "baseline+avx512f").features)
-    for cpu in ("baseline+neon2", "native+v", "baseline+", "+v"):
+    for wrong in ("baseline+neon2", "native+v", "baseline+", "+v"):
         with pytest.raises(CompileError):
-            Target.parse("riscv64", cpu)
+            Target.parse("riscv64", wrong)
     with pytest.raises(CompileError, match=r"has no feature dotprod; known: .*zvfhmin"):
         Target.parse("riscv64", "baseline+dotprod")
 
