@@ -124,6 +124,31 @@ def test_compile_of_a_compiled_model(bessemer: Run, compiled: Path, tmp_path: Pa
     assert "compiled model already" in done.err
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--top-p", 7), "top_p is 7"),
+        (("--max-tokens", -1), "max_tokens is -1"),
+        (("--stop", ""), "a stop string is empty"),
+        (("--threads", 0), "threads is 0"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["run", "chat"])
+def test_wrong_options_are_said_before_anything_is_compiled(
+    bessemer: Run,
+    checkpoint: Path,
+    compilations: Callable[[], int],
+    verb: str,
+    options: tuple,
+    message: str,
+) -> None:
+    prompt = ("-p", "x") if verb == "run" else ()
+    done = bessemer(verb, checkpoint, *prompt, *options)
+    assert done.code == 2
+    assert message in done.err
+    assert compilations() == 0
+
+
 # -- models, pull, env ----------------------------------------------------------------------------
 
 

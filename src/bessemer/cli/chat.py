@@ -59,11 +59,12 @@ def chat(
 
     if system is not None:
         checked_text("--system", system)
+    options = (sampling or SamplingArguments()).keywords()
     loaded = load_model(model, storage or StorageOptions(), threads, steering)
     conversation = Conversation(loaded.model, system)
     # Fails now, not after the first question, when there is no template.
     loaded.model.encode_chat([*conversation.messages, {"role": "user", "content": "?"}])
-    chatting = Chat(conversation, (sampling or SamplingArguments()).keywords())
+    chatting = Chat(conversation, options)
     if chatting.terminal:
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401 - line editing and history for input()

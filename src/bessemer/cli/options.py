@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter, Token
 
+from bessemer.arguments import checked_whole
 from bessemer.compile_options import CompileOptions
 from bessemer.errors import UsageError
 
@@ -136,10 +137,17 @@ class SamplingArguments:
     ] = field(default_factory=list)
 
     def keywords(self) -> dict[str, Any]:
-        """As `Model.stream` takes them."""
+        """As `Model.stream` takes them, and checked: a model may have to be compiled first."""
+        from bessemer.runtime.sampling import SamplingOptions
+        from bessemer.runtime.stops import StopMatcher
+
         for text in self.stop:
             checked_text("--stop", text)
-        return dict(vars(self))
+        values = dict(vars(self))
+        StopMatcher(self.stop)
+        checked_whole("max_tokens", self.max_tokens)
+        SamplingOptions(**{k: v for k, v in values.items() if k not in ("max_tokens", "stop")})
+        return values
 
 
 def checked_text(what: str, text: str) -> str:
