@@ -167,6 +167,8 @@ def sentencepiece_bpe(
         limit_alphabet=120,
     )
     backend.train_from_iterator([text[:200] for text in TRAINING], trainer)
+    # Found in the normalised text, by its own normal form.
+    backend.add_tokens([AddedToken("<b>", normalized=True)])
     _surround(backend, "<s> $A")
     return backend
 
