@@ -24,6 +24,7 @@ from tests.e2e.compiled import (
     CHUNK,
     CONTEXT,
     F32_ERROR,
+    compiled,
     error,
     load,
     reference,
@@ -55,8 +56,8 @@ def pair(**over: Any) -> tuple[torch.nn.Module, Model]:
     )
     settings = {"weights": "f32", "kv": "f32", "context": CONTEXT, "chunk": CHUNK, **options}
     target = Path(tempfile.mkdtemp(dir=_folder.name))
-    compiled = compile_model(model, CompileOptions(**settings), target / "model")
-    return model, Model.load(compiled, threads=2)
+    folder = compile_model(model, CompileOptions(**settings), target / "model")
+    return model, Model.load(folder, threads=2)
 
 
 @contextmanager
@@ -97,11 +98,11 @@ def test_each_layer_type_alone(kinds: str) -> None:
     """The sparse one chooses three of up to seventeen rows. All at once, in steps, and a chunk that
     begins in the middle.
     """
-    model, compiled = pair(kinds=kinds, index_topk=3)
+    model, loaded = pair(kinds=kinds, index_topk=3)
     ids = token_ids(COUNT, seed=2)
     with lowest_first():
         want = reference(model, ids)
-    session = compiled.session()
+    session = loaded.session()
     assert error(session.prefill(ids, all_logits=True), want) < F32_ERROR
     session.rewind(0)
     session.prefill(ids[:21])
@@ -153,11 +154,11 @@ def test_the_generic_lowering() -> None:
     """By plain loops alone."""
     small = {"hc_sinkhorn_iters": 2, "n_routed_experts": 3, "index_topk": 3}
     options = (("schedule", "generic"), ("context", 40))
-    model, compiled = pair(kinds="ch", options=options, **small)
+    model, loaded = pair(kinds="ch", options=options, **small)
     ids = token_ids(CHUNK + 14)
     with lowest_first():
         want = reference(model, ids)
-    session = compiled.session()
+    session = loaded.session()
     assert error(session.prefill(ids[:-4], all_logits=True), want[:-4]) < F32_ERROR
     for i in range(len(ids) - 4, len(ids)):
         assert error(session.decode(ids[i]), want[i]) < F32_ERROR, i
@@ -173,3 +174,15 @@ def test_state_grows_by_compressed_rows_alone() -> None:
     assert state.kv_bytes_per_token() == expected
     large, larger = (replace(state, capacity=n).nbytes for n in (1 << 16, 1 << 17))
     assert larger - large == (1 << 16) * expected
+
+
+def test_inspect_shows_what_each_layer_keeps() -> None:
+    from bessemer.inspect.memory import memory
+    from bessemer.inspect.subject import open_subject
+
+    page = memory(open_subject(compiled("deepseek_v4")))
+    lines = [line.split() for line in page.text.splitlines()]
+    assert ["0-2", "32", "8", "64", "8192"] in lines  # a ring of the window, a chunk and a block
+    assert ["kv", "1", "32", "4", "32", "4096", "23", "11776"] in lines
+    assert ["kv", "2", "32", "8", "32", "4096", "23", "5888"] in lines
+    assert ["index", "1", "16", "4", "32", "2048", "23", "5888"] in lines
