@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ from tests.importer.checkpoint.builders import LLAMA_METADATA, llama_tensors, ti
 # Of logits: activations are off by 2^-15 of the largest of their block, and the attention of these
 # models is peaked. Typical is 2e-4; with activations of 8 bits it would be 5e-2.
 INTEGER_ERROR = 2e-3
-STORAGE = {"weights": "q8_0", "chunk": 64}
+STORAGE: dict[str, Any] = {"weights": "q8_0", "chunk": 64}
 COUNT = 70
 # Experts, a tied head, and depths (48, 56) that end within a block.
 MODELS = ("llama", "gemma2", "qwen3_moe")
