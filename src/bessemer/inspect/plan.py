@@ -2,7 +2,9 @@
 
 Of a model that is compiled or could be, or of a config alone. Everything is counted on the tables
 that code generation makes: stored weights, the layout of the state, the work of each call. Of a
-config the first layers are captured, one of each kind, and their tables spread over the rest.
+config the first layers are captured, some of each kind, and their tables spread over the rest:
+weights and state are then those of the whole model, and scratch nearly so, since the places in it
+are found by first fit.
 """
 
 from __future__ import annotations
@@ -245,7 +247,7 @@ def memory_page(subject: Subject, bandwidth: float | None) -> Page:
             ("architecture", _architecture(subject.source.config)),
             (
                 "scratch",
-                f"{size_text(plan.scratch.shared_bytes)} shared, "
+                f"about {size_text(plan.scratch.shared_bytes)} shared, "
                 f"{size_text(plan.scratch.thread_bytes)} a thread",
             ),
         ]
