@@ -15,6 +15,8 @@ from bessemer.backend.target import Target
 from bessemer.compile_options import CompileOptions
 from bessemer.compiler import compile_model
 from bessemer.errors import ArtifactError, UsageError
+from bessemer.inspect.overview import overview
+from bessemer.inspect.subject import open_subject
 from bessemer.runtime import cpu, library
 from bessemer.runtime.model import Model
 from bessemer.verify.binaries import read_library
@@ -103,6 +105,11 @@ def test_files_are_consistent(folder: Path) -> None:
     report = Report(str(folder))
     check_symbols(report, artifact)
     assert [check.detail for check in report.failed] == []
+
+
+def test_inspect_names_all(folder: Path) -> None:
+    text = overview(open_subject(folder)).text
+    assert "x86_64-unknown-linux-gnu, x86-64-v2, x86-64-v3, x86-64-v4" in text
 
 
 def test_profile_is_for_one_processor(tmp_path: Path) -> None:

@@ -89,11 +89,6 @@ def _memory(subject: Subject) -> list[tuple[str, Any]]:
     count = sum(parameters(w) for w in table)
     nbytes = sum(w.nbytes for w in table)
     dtypes = "+".join(sorted({w.dtype for w in table}))
-    target: Any = (
-        dict(subject.artifact.manifest.target)
-        if subject.artifact is not None
-        else subject.compilation.target.to_json()
-    )
     return [
         ("weights", f"{len(table)} tensors, {count:,} parameters, {size_text(nbytes)} as {dtypes}"),
         (
@@ -106,5 +101,17 @@ def _memory(subject: Subject) -> list[tuple[str, Any]]:
             "scratch",
             f"{size_text(scratch.shared_bytes)} shared, {size_text(scratch.thread_bytes)} a thread",
         ),
-        ("target", f"{target.get('triple', '?')}, {target.get('cpu', '?')}"),
+        ("target", _target(subject)),
     ]
+
+
+def _target(subject: Subject) -> str:
+    """The triple and the CPU; of several levels all, the least first."""
+    if subject.artifact is not None:
+        manifest = subject.artifact.manifest
+        target: Any = dict(manifest.target)
+        levels = [level.cpu for level in reversed(manifest.levels)]
+    else:
+        target = subject.compilation.target.to_json()
+        levels = [level.target.cpu for level in subject.compilation.levels]
+    return ", ".join([target.get("triple", "?"), target.get("cpu", "?"), *levels])
