@@ -36,7 +36,9 @@ except ImportError:  # without flock two processes may compile the same model; t
 COMPILER_ROOMS = (
     "importer", "graph", "passes", "codegen", "backend", "native", "artifact", "quantize", "models",
 )  # fmt: skip
-COMPILER_FILES = ("compiler.py", "weight_formats.py")
+COMPILER_FILES = (
+    "compiler.py", "compile_options.py", "weight_formats.py", "artifact_parts.py", "libraries.py",
+)  # fmt: skip
 COMPILER_DISTRIBUTIONS = (
     "torch",
     "transformers",
