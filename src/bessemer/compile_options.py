@@ -89,6 +89,8 @@ class CompileOptions:
             raise UsageError(f"--prefix {shown(self.prefix)}: it must be a C identifier")
         if self.static and not self.runner:
             raise UsageError("--static is about the standalone runner: give --runner, too")
+        if self.runner and self.layout != "artifact":
+            raise UsageError(f"--layout {self.layout} has no standalone runner: leave out --runner")
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -283,6 +283,8 @@ def test_refusals(checkpoint: Path, tmp_path: Path) -> None:
     """What can't be is said before the work."""
     with pytest.raises(UsageError, match="give --runner, too"):
         CompileOptions(static=True)
+    with pytest.raises(UsageError, match="leave out --runner"):
+        CompileOptions(runner=True, layout="buddy")
     options = CompileOptions("f32", "f32", 64, runner=True)
     with pytest.raises(UnsupportedError, match="comes without a tokenizer"):
         compile_model(text_model(), options, tmp_path / "out")
