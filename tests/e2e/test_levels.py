@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -11,7 +12,9 @@ import numpy as np
 import pytest
 
 from bessemer.artifact.reader import open_artifact
+from bessemer.backend import link
 from bessemer.backend.target import Target
+from bessemer.backend.tools import run_tool
 from bessemer.compile_options import CompileOptions
 from bessemer.compiler import compile_model
 from bessemer.errors import ArtifactError, UsageError
@@ -129,31 +132,71 @@ def test_sixteen_lanes(folder: Path, tmp_path: Path) -> None:
     assert error(got) < ERROR
 
 
-def test_no_signal_without_the_instructions(tmp_path: Path) -> None:
-    """A program of another processor's code says what is missing, by the C API, too."""
-    from bessemer.backend import link
-    from bessemer.backend.tools import run_tool
+# Opens the model in the folder a[1] by the C API and writes the logits after the ids that follow.
+PROGRAM = """
+#include "model.h"
+#include <stdio.h>
+#include <stdlib.h>
 
-    unknown = "avx512_fp16" if "avx512_fp16" not in cpu.host_features() else None
-    if unknown is None:
+int main(int n, char **a) {
+    bsm_model *model;
+    bsm_session *session;
+    bsm_error error;
+    int32_t ids[64];
+    for (int i = 2; i < n; i++) ids[i - 2] = atoi(a[i]);
+    if (bsm_open(a[1], NULL, &model, &error) || bsm_session_create(model, &session, &error) ||
+        bsm_prefill(session, ids, n - 2, &error)) {
+        fprintf(stderr, "%s\\n", error.message);
+        return (int)error.status;
+    }
+    fwrite(bsm_logits(session), sizeof(float), BSM_VOCAB, stdout);
+    return 0;
+}
+"""
+NO_SUCH_CPU = 7  # BSM_ERROR_CPU
+
+
+def embedded(folder: Path, out: Path) -> list[str]:
+    """The program with the model of `folder` in it, as a command that lacks its ids."""
+    (out / "program.c").write_text(PROGRAM)
+    compiler, _ = link._compiler(Target.native())
+    command = [*compiler, f"-I{folder}", str(out / "program.c"), str(folder / "libmodel.a")]
+    run_tool([*command, "-lm", "-lpthread", "-o", str(out / "program")])
+    return [str(out / "program"), str(folder)]
+
+
+def run(command: list[str]) -> subprocess.CompletedProcess[bytes]:
+    words = [*command, *map(str, IDS)]
+    return subprocess.run(words, capture_output=True, check=False, timeout=300)
+
+
+def test_levels_in_c(folder: Path, tmp_path: Path) -> None:
+    """The C API takes the best level of this processor, and of emulated ones that have less."""
+    command = embedded(folder, tmp_path)
+    want = reference(tiny_pair(MODEL)[1], IDS)[-1]
+    here = np.frombuffer(run(command).stdout, np.float32)
+    assert np.linalg.norm(here - want) < ERROR * np.linalg.norm(want)
+    if shutil.which("qemu-x86_64") is None:
+        pytest.skip("qemu-x86_64 is not installed (Debian's package qemu-user)")
+    # No AVX at all: an instruction of a better level would be a signal.
+    old = run(["qemu-x86_64", "-cpu", "Nehalem", *command])
+    assert old.returncode == 0, old.stderr
+    got = np.frombuffer(old.stdout, np.float32)
+    assert np.linalg.norm(got - want) < ERROR * np.linalg.norm(want)
+    older = run(["qemu-x86_64", "-cpu", "qemu64,-popcnt", *command])
+    assert older.returncode == NO_SUCH_CPU
+    assert b"which this one lacks" in older.stderr
+
+
+def test_no_signal_without_the_instructions(tmp_path: Path) -> None:
+    """AVX-512 where there is none: Python and C say what is missing."""
+    missing = "avx512_fp16"
+    if missing in cpu.host_features():
         pytest.skip("this processor has all that sapphirerapids has")
     options = CompileOptions("f32", context=32, cpu="sapphirerapids")
     folder = compile_model(tiny_pair(MODEL)[1], options, tmp_path / "model")
-    with pytest.raises(ArtifactError, match=rf"a CPU with .*{unknown}.*, which this one lacks"):
+    with pytest.raises(ArtifactError, match=rf"a CPU with .*{missing}.*, which this one lacks"):
         Model.load(folder)
-    source = tmp_path / "open.c"
-    source.write_text(
-        '#include "model.h"\n#include <stdio.h>\n'
-        "int main(int n, char **a) {\n"
-        "    bsm_model *model;\n    bsm_error error;\n"
-        "    bsm_status status = bsm_open(a[n - 1], NULL, &model, &error);\n"
-        '    if (status) printf("%d %s\\n", (int)status, error.message);\n'
-        "    return status == BSM_ERROR_CPU ? 0 : 1;\n}\n"
-    )
-    compiler, _ = link._compiler(Target.native())
-    out = tmp_path / "open"
-    command = [*compiler, f"-I{folder}", str(source), str(folder / "libmodel.a")]
-    run_tool([*command, "-lm", "-lpthread", "-o", str(out)])
-    done = subprocess.run([out, folder], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "avx512" in done.stdout
+    done = run(embedded(folder, tmp_path))
+    assert done.returncode == NO_SUCH_CPU, done.stderr
+    assert b"avx512" in done.stderr
