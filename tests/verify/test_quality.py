@@ -155,8 +155,9 @@ def test_verify_shows_what_the_format_costs(
     report = json.loads(capsys.readouterr().out)
     checks = {c["name"]: c for c in report["checks"]}
     assert code == 0, [c for c in report["checks"] if not c["ok"]]
-    for name in ("KL of stored weights", "perplexity", "text of 48 tokens"):
-        assert f"numbers: {name}" in checks
+    assert "48 rows of text" in checks["numbers: KL of stored weights"]["detail"]
+    assert "numbers: perplexity" in checks
+    assert "numbers: text of 48 tokens" not in checks  # no row of it is judged by itself
     assert "nats" in checks["numbers: prefill 3"]["detail"]
     measured = report["measured"]
     # 8 bits differ from float32, but not by much.

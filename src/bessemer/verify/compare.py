@@ -24,7 +24,7 @@ F32_TOLERANCE = 1e-4
 F16_KV_TOLERANCE = 2e-3
 # Activations that meet q8_0 weights are 16-bit integers, each off by up to 2^-15 of the largest of
 # its block of 32. Beside an outlier that is much for the others: SmolLM2 reaches 8e-4 with an f32
-# cache (its float formats 1e-5). Activations of 8 bits would give 256 times as much.
+# cache (and its float formats 1e-5). Activations of 8 bits would give 256 times as much.
 INTEGER_TOLERANCE = 2e-3
 # What they, and an f16 cache, may cost the distribution of a token, in nats. SmolLM2 reaches 1.2e-5
 # (3e-6 without that cache); rounding its weights to 8 bits costs the worst token 1.6e-2.
