@@ -28,7 +28,8 @@ from bessemer.codegen.group import (
 )
 
 CANARY = 4096  # bytes behind the scratch that a kernel must leave alone
-LANES = (8, 4)
+# Those of AVX-512, AVX2, and of 128 bits; LLVM splits what this machine has no registers for.
+LANES = (16, 8, 4)
 
 
 def codegen_target(
