@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from bessemer.importer.api import Imported
     from bessemer.passes.pipeline import Lowered
 
-STAGES = ("import", "passes", "codegen", "backend", "link", "weights")
+# As progress tells them; "runner" only where one is made.
+STAGES = ("import", "passes", "codegen", "backend", "link", "weights", "runner")
 
 Progress = Callable[[str, int, int], None]  # stage, done, total
 
@@ -218,8 +219,9 @@ def _write(
             if options.runner:
                 from bessemer.standalone import Runner
 
-                runner = Runner(compilation.target, options.static, folder)
-                runner.write(code, description, to)
+                with _stage("runner", compilation.seconds, progress):
+                    runner = Runner(compilation.target, options.static, folder)
+                    runner.write(code, description, to)
 
         return write_artifact(
             output,

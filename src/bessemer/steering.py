@@ -45,6 +45,18 @@ class Steering:
             raise UsageError("steering directions and scales must be finite numbers")
 
 
+def check_readable(path: Path) -> None:
+    """UsageError unless a file of directions can be opened: known before a model is compiled."""
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: OSError) -> UsageError:
+    return UsageError(f"--steering {path}: it can't be read: {error.strerror or error}")
+
+
 def read_directions(path: Path, layers: int, hidden: int) -> npt.NDArray[np.float32]:
     """The directions of a file: one row of `hidden` float32 (little-endian) for each layer.
 
@@ -53,9 +65,7 @@ def read_directions(path: Path, layers: int, hidden: int) -> npt.NDArray[np.floa
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise UsageError(
-            f"--steering {path}: it can't be read: {error.strerror or error}"
-        ) from None
+        raise _unreadable(path, error) from None
     wanted = layers * hidden * 4
     if len(data) != wanted:
         raise UsageError(

@@ -334,3 +334,41 @@ def test_saved_json_is_one_object(bessemer: Run, compiled: Path) -> None:
     out = bessemer("run", compiled, "-p", "é\u2028", "--max-tokens", 1, "--json").out
     assert len(out.splitlines()) == 1
     json.loads(out)
+
+
+# -- what is said, and when -----------------------------------------------------------------------
+
+
+def test_a_steering_file_is_looked_for_before_the_work(
+    bessemer: Run, checkpoint: Path, compilations: Callable[[], int], tmp_path: Path
+) -> None:
+    done = bessemer("run", checkpoint, "-p", "x", "--steering", tmp_path / "none.f32")
+    assert (done.code, compilations()) == (2, 0)
+    assert "can't be read" in done.err
+
+
+def test_log_probabilities_want_a_file(bessemer: Run, compiled: Path) -> None:
+    done = bessemer("run", compiled, "-p", "x", "--dump-logprobs", "-")
+    assert done.code == 2
+    assert "name a file" in done.err
+    assert not Path("-").exists()
+
+
+def test_a_damaged_manifest_is_called_so(bessemer: Run, compiled: Path) -> None:
+    (compiled / "manifest.json").write_text("{")
+    done = bessemer("run", compiled, "-p", "x")
+    assert done.code == 1
+    assert "manifest.json" in done.err
+    assert "safetensors" not in done.err
+
+
+def test_a_file_is_no_compiled_folder(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    with pytest.raises(package.BessemerError, match="is a file, and no compiled model"):
+        package.load(tmp_path / "m.gguf")
+
+
+def test_a_name_that_is_nearly_an_alias(bessemer: Run) -> None:
+    done = bessemer("compile", "SmolM2")
+    assert done.code == 1
+    assert "did you mean smollm2?" in done.err

@@ -117,7 +117,9 @@ def test_a_module_is_verified_in_this_process() -> None:
 # --- arguments ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{"lengths": ()}, {"lengths": (0,)}, {"decode_steps": -1}])
+@pytest.mark.parametrize(
+    "options", [{"lengths": ()}, {"lengths": (0,)}, {"lengths": (10**6,)}, {"decode_steps": -1}]
+)
 def test_senseless_arguments_are_refused(compiled: Path, options: dict) -> None:
     with pytest.raises(UsageError):
         quick(compiled, **options)

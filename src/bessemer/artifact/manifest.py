@@ -314,12 +314,15 @@ def _parse_weight(data: Mapping[str, Any]) -> StoredWeight:
 
 
 def is_artifact(path: str | Path) -> bool:
-    """Whether `path` is a folder with an artifact's manifest."""
+    """Whether `path` is a folder with an artifact's manifest, sound or damaged."""
+    folder = Path(path)
     try:
-        manifest = Path(path) / MANIFEST_FILE
         # Other tools write a manifest.json too: ours names its format at the start.
-        with manifest.open("rb") as stream:
-            return f'"{FORMAT_NAME}"'.encode() in stream.read(256)
+        with (folder / MANIFEST_FILE).open("rb") as stream:
+            if f'"{FORMAT_NAME}"'.encode() in stream.read(256):
+                return True
+        # Beside a library and its weights it can be no other's.
+        return (folder / LIBRARY_FILE).is_file() and (folder / WEIGHTS_FILE).is_file()
     except OSError:
         return False
 

@@ -90,6 +90,11 @@ def read_manifest(folder: Path) -> Manifest:
             f"{folder} {what}, so it is no compiled model; make one with "
             "`bessemer compile MODEL -o DIR`"
         ) from None
+    except NotADirectoryError:
+        raise ArtifactError(
+            f"{folder} is a file, and no compiled model; make one of it with "
+            f"`bessemer compile {folder} -o DIR`"
+        ) from None
     except OSError as error:
         raise ArtifactError(f"{path} can't be read: {error.strerror or error}") from None
     return Manifest.from_json(text, str(path))

@@ -95,10 +95,15 @@ class SteeringArguments:
 
     @property
     def is_given(self) -> bool:
-        """Raises UsageError for scales without a file."""
+        """Raises UsageError for scales without a file, and for a file that can't be read."""
         if self.steering is None and (self.steering_attn, self.steering_ffn) != (None, None):
             raise UsageError("--steering-attn and --steering-ffn need --steering FILE")
-        return self.steering is not None
+        if self.steering is None:
+            return False
+        from bessemer.steering import check_readable
+
+        check_readable(self.steering)
+        return True
 
     def apply(self, model: RuntimeModel) -> None:
         """Let the sessions of a model be steered so."""
@@ -199,6 +204,8 @@ class DumpArguments:
 
     def check(self) -> None:
         """Raise UsageError for options that exclude each other."""
+        if self.dump_logprobs == "-":
+            raise UsageError("--dump-logprobs -: name a file; standard output is the answer's")
         if self.top_logprobs is not None and self.dump_logprobs is None:
             raise UsageError("--top-logprobs needs --dump-logprobs FILE")
         alone = {

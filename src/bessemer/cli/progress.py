@@ -17,6 +17,7 @@ TITLES = {
     "backend": "compiling",
     "link": "linking",
     "weights": "writing weights",
+    "runner": "linking the runner",
 }
 
 

@@ -120,6 +120,14 @@ class Verification:
             compilation, same_weights = self._compile_again(artifact, found.source)
             if compilation is None:
                 reason = "the source could not be compared"
+        context = artifact.manifest.context_length
+        most = context - self.decode_steps
+        long = [n for n in self.lengths if n > most]
+        if long and self.lengths != LENGTHS:
+            raise UsageError(
+                f"--lengths {long[0]}: a context of {context} tokens has room for {most} and "
+                f"{self.decode_steps} decode steps"
+            )
         text = text_ids(artifact.folder, artifact.manifest)
         plan = TrialPlan.for_model(artifact.manifest, self.lengths, self.decode_steps, text)
         Numbers(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import re
 from collections.abc import Callable
@@ -101,9 +102,11 @@ def resolve(name: str | Path) -> Path:
         )
     match = HUB_NAME.fullmatch(str(name))
     if match is None or (path.suffix == ".gguf" and match["file"] is None):
+        near = difflib.get_close_matches(str(name).lower(), ALIASES, 1)
+        meant = f"; did you mean {near[0]}?" if near else ""
         raise CheckpointError(
             f"{name}: no such file or folder, and neither a hub name (owner/name) nor one of the "
-            f"aliases ({', '.join(ALIASES)})"
+            f"aliases ({', '.join(ALIASES)}){meant}"
         )
     return _from_hub(match["repo"], match["file"], match["revision"])
 
