@@ -29,18 +29,20 @@ def test_work_by_hand(measured: Path) -> None:
     hidden, heads = config.hidden_size, config.num_attention_heads
     width, kv = config.head_dim, config.num_key_value_heads
     experts, chosen = config.num_local_experts, config.num_experts_per_tok
-    attention = hidden * width * (heads + 2 * kv) + heads * width * hidden
+    qkv = hidden * width * (heads + 2 * kv)
     expert = 3 * hidden * config.intermediate_size
     router = hidden * experts
     head = hidden * config.vocab_size
-    per_token = LAYERS * (attention + router + chosen * expert)
+    # What follows the attention: in the last layer it is computed for the wanted rows alone.
+    rest = heads * width * hidden + router + chosen * expert
     work = read_work(measured)
     start = 7
     for entry, one in (("forward_prefill", Step(start, 6, 2)), ("forward_decode", Step(start, 1))):
         n, r = one.rows, one.outputs
         seen = LAYERS * sum(min(e, tiny_models.WINDOW) for e in range(start + 1, start + n + 1))
         keys = 4 * heads * width * seen
-        assert work.flops(entry, one) == 2 * (per_token * n + head * r) + keys
+        products = LAYERS * qkv * n + rest * ((LAYERS - 1) * n + r) + head * r
+        assert work.flops(entry, one) == 2 * products + keys
         reads = min(tiny_models.WINDOW + n - 1, start + n)
         assert work.cache_bytes(entry, one) == LAYERS * reads * kv * 2 * width * 4
 
@@ -49,7 +51,7 @@ def test_weight_bytes_are_those_of_the_file(measured: Path) -> None:
     """With enough rows every expert counts; then all stored weights are read but for the table."""
     manifest = read_manifest(measured)
     work = read_work(measured)
-    step = Step(0, CHUNK)
+    step = Step(0, CHUNK, CHUNK)
     table = next(w for w in manifest.weights if "embed" in w.name)
     everything = sum(w.nbytes for w in manifest.weights) - table.nbytes
     looked_up = CHUNK * table.shape[1] * 2

@@ -70,7 +70,7 @@ def _linear(planner: Planner, node: Node) -> None:
         **_attrs(node, *names),
         "has_bias": node.attrs["has_bias"],
         "has_residual": node.attrs.get("has_residual", False),
-        "few_rows": isinstance(rows, Dim) and rows == WANTED_ROWS,
+        "few_rows": rows == WANTED_ROWS,
     }
     accesses = [*_inputs(planner, node.inputs, 1), (planner.write(node.out), "out")]
     if _is_quantised(planner, node.inputs[1]) and isinstance(rows, Dim):
@@ -217,6 +217,8 @@ def _decode_attention(planner: Planner, node: Node) -> None:
 @expands("expert_linear")
 def _expert_linear(planner: Planner, node: Node) -> None:
     attrs = _attrs(node, "activation", "alpha", "limit", "gated", "has_bias")
+    # No other code, but another function, whose time and work are those of few rows.
+    attrs["few_rows"] = node.types[0].shape[0] == WANTED_ROWS
     accesses = [*_inputs(planner, node.inputs, 2), (planner.write(node.out), "out")]
     if _is_quantised(planner, node.inputs[2]):
         accesses[:1] = _integer_rows(planner, node)
