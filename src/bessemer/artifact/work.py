@@ -53,7 +53,7 @@ class Step:
 
 @dataclass(frozen=True)
 class GroupWork:
-    """All calls of one group function in a forward call, added up.
+    """All calls of one group function with the same kind of rows in a forward call, added up.
 
     rows: what a row is: "T" a token, "R" a row whose logits are wanted, "1" once.
     flops: floating-point operations per row, a multiply-add being two; those of matrix products and

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from bessemer.artifact.work import OUTSIDE, POLL, ProfileLayout, Work
+from bessemer.artifact.work import OUTSIDE, POLL, GroupWork, ProfileLayout, Work
 from bessemer.bench.plan import Trial
 from bessemer.errors import UsageError
 
@@ -89,20 +89,23 @@ def profile_of(
     def mean(slot: int) -> float:
         return sum(seconds(slot)) / len(tables)
 
+    by_function: dict[str, list[GroupWork]] = {}
+    for part in work.entries[test.entry]:
+        by_function.setdefault(part.function, []).append(part)
     groups = []
-    for group in work.entries[test.entry]:
-        slot = layout.work_slot(group.function)
+    for function, parts in by_function.items():
+        slot = layout.work_slot(function)
         busiest = max(seconds(slot))
-        flops = sum(group.flops_of(step) for step in steps) / len(steps)
-        nbytes = sum(group.bytes_of(step) for step in steps) / len(steps)
+        flops = sum(part.flops_of(step) for part in parts for step in steps) / len(steps)
+        nbytes = sum(part.bytes_of(step) for part in parts for step in steps) / len(steps)
         groups.append(
             GroupTime(
-                group.function,
-                group.kind,
-                group.calls,
+                function,
+                parts[0].kind,
+                sum(part.calls for part in parts),
                 mean(slot),
                 busiest,
-                mean(layout.wait_slot(group.function)),
+                mean(layout.wait_slot(function)),
                 flops / busiest if busiest else 0.0,
                 nbytes / busiest if busiest else 0.0,
             )

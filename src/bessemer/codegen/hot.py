@@ -217,8 +217,6 @@ def _decode_attention(planner: Planner, node: Node) -> None:
 @expands("expert_linear")
 def _expert_linear(planner: Planner, node: Node) -> None:
     attrs = _attrs(node, "activation", "alpha", "limit", "gated", "has_bias")
-    # No other code, but another function, whose time and work are those of few rows.
-    attrs["few_rows"] = node.types[0].shape[0] == WANTED_ROWS
     accesses = [*_inputs(planner, node.inputs, 2), (planner.write(node.out), "out")]
     if _is_quantised(planner, node.inputs[2]):
         accesses[:1] = _integer_rows(planner, node)

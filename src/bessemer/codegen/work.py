@@ -17,12 +17,12 @@ from bessemer.graph.dims import Dim
 
 
 def group_work(calls: Sequence[PlannedCall], state: StateLayout) -> tuple[GroupWork, ...]:
-    """The work of each function, over all its calls."""
-    found: dict[str, GroupWork] = {}
+    """The work of each function, over all its calls with the same kind of rows."""
+    found: dict[tuple[str, str], GroupWork] = {}
     for planned in calls:
         one = _call_work(planned.function, planned.call, state)
-        so_far = found.get(planned.function)
-        found[planned.function] = one if so_far is None else _added(so_far, one)
+        key = (one.function, one.rows)
+        found[key] = _added(found[key], one) if key in found else one
     return tuple(found.values())
 
 

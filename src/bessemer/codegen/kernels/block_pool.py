@@ -13,6 +13,7 @@ before takes part by the first halves of its rows, and the window itself by the 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from bessemer.codegen.emit import Fn
@@ -82,11 +83,19 @@ class Pool:
         )
 
 
-def emit(f: Fn, spec: GroupSpec, target: CodegenTarget) -> None:
-    pool = Pool.of(spec)
-    stream = pool.open(f, target.kv_dtype)
-    plan = _plan(spec, target)
-    row, turned = plan.view(f, "row"), plan.view(f, "turned")
+@dataclass(frozen=True)
+class Closing:
+    """A row that closes a block: the row, the position after it, and the block's number."""
+
+    row: str
+    end: str
+    block: str
+
+
+def closing_rows(f: Fn, pool: Pool) -> Iterator[Closing]:
+    """The group's rows, of which each learns how many compressed rows it sees. The body of the
+    Python `for` is emitted once, inside the loop, for rows that close a block.
+    """
     rate = f.index(pool.rate)
     with f.loop("%begin", "%end") as loop:
         position = f.cast_index(pool.positions.load(f, loop.iv), "i64", "index")
@@ -96,15 +105,23 @@ def emit(f: Fn, spec: GroupSpec, target: CodegenTarget) -> None:
         closes = f.cmp("eq", f.rem(end, rate), f.index(0))
         some = f.cmp("sgt", end, f.index(0))
         with f.when(f.op(f"arith.andi {closes}, {some} : i1")):
-            _pool(f, pool, stream, end, row, target.lanes)
-            _normalise(f, pool, row, target.lanes)
-            for at, lanes in columns(f, pool.half, target.lanes):
-                turn = tuple(t.vload(f, lanes, loop.iv, at) for t in (pool.cos, pool.sin))
-                span = (pool.width - 2 * pool.half, pool.half)
-                rotate_interleaved(f, row, row, (), at, lanes, (turn[0], turn[1]), span)
-            kept = round_row(f, pool, row, turned, target.lanes)
-            index = f.sub(visible, f.index(1))
-            stream.write(f, index, kept, pool.width, target.lanes)
+            yield Closing(loop.iv, end, f.sub(visible, f.index(1)))
+
+
+def emit(f: Fn, spec: GroupSpec, target: CodegenTarget) -> None:
+    pool = Pool.of(spec)
+    stream = pool.open(f, target.kv_dtype)
+    plan = _plan(spec, target)
+    row, turned = plan.view(f, "row"), plan.view(f, "turned")
+    for closing in closing_rows(f, pool):
+        _pool(f, pool, stream, closing.end, row, target.lanes)
+        _normalise(f, pool, row, target.lanes)
+        for at, lanes in columns(f, pool.half, target.lanes):
+            turn = tuple(t.vload(f, lanes, closing.row, at) for t in (pool.cos, pool.sin))
+            span = (pool.width - 2 * pool.half, pool.half)
+            rotate_interleaved(f, row, row, (), at, lanes, (turn[0], turn[1]), span)
+        kept = round_row(f, pool, row, turned, target.lanes)
+        stream.write(f, closing.block, kept, pool.width, target.lanes)
 
 
 def _pool(f: Fn, pool: Pool, stream: StreamRows, end: str, row: Array, lanes: int) -> None:

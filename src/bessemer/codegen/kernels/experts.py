@@ -76,6 +76,11 @@ class Experts:
         return int(self.shape(self.w)[-3])
 
     @property
+    def blocks(self) -> int:
+        """Blocks of the depth of quantised weights."""
+        return int(self.shape(self.w)[-2])
+
+    @property
     def choices(self) -> int:
         return int(self.shape(self.indices)[1])
 
@@ -105,15 +110,13 @@ class Experts:
     def integer_rows(self, f: Fn, target: CodegenTarget) -> IntegerRows:
         """The rows, when they come as integers: one for each row of x, or for each pair."""
         assert self.scales is not None
-        blocks = int(self.shape(self.w)[-2])
         group = 1 if self.one_row else tile_shape(target).rows
-        return IntegerRows.of(f, self.x, self.scales, blocks, group)
+        return IntegerRows.of(f, self.x, self.scales, self.blocks, group)
 
     def integer_row(self, f: Fn, row: str, choice: str) -> str:
         """Number of the integer row of a (row, choice) pair."""
-        blocks = int(self.shape(self.w)[-2])
         assert self.scales is not None
-        if self.shape(self.scales)[-1] == blocks:
+        if self.shape(self.scales)[-1] == self.blocks:
             return row
         return f.add(f.mul(row, f.index(self.choices)), choice)
 

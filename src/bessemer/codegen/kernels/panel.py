@@ -53,15 +53,15 @@ class Panel:
 
     def vectors(self, k: str) -> list[str]:
         """The panel's 32 weights at depth k, as f32 vectors; of the float formats."""
-        at = [*self.lead, k]
-        return [self._load([*at, self.fn.index(c)], self.operand.element) for c in self.columns]
+        fn, type_, element = self.fn, self.operand.type, self.operand.element
+        return [
+            fn.vload(self.name, [*self.lead, k, fn.index(c)], type_, self.lanes, element)
+            for c in self.columns
+        ]
 
     @property
     def _depth(self) -> str:
         return self.fn.index(Q8_DEPTH)
-
-    def _load(self, at: list[str], element: str, count: int | None = None) -> str:
-        return self.fn.vload(self.name, at, self.operand.type, count or self.lanes, element)
 
     def pairs(self, block: str, pair: str) -> list[str]:
         """The int8 weights at depths 2 * pair and 2 * pair + 1 of a q8_0 block, side by side for
@@ -94,10 +94,6 @@ class Panel:
             vectors = self.vectors(fn.add(first, loop.iv))
             for column, value in zip(self.columns, vectors, strict=True):
                 store(loop.iv, column, value)
-
-    def product(self, x: Scalar, depth: int) -> list[str]:
-        """The 32 sums of weight * x(k) over k < depth, as vectors. x gives a broadcast vector."""
-        return self._sums(x, depth)
 
     def integer_product(
         self, target: CodegenTarget, rows: IntegerRows, place: list[str]
@@ -136,8 +132,10 @@ class Panel:
             loop.carry(*sums)
         return loop.results
 
-    def _sums(self, x: Scalar, depth: int) -> list[str]:
-        """Sums over k < depth, UNROLL depths a step."""
+    def product(self, x: Scalar, depth: int) -> list[str]:
+        """The 32 sums of weight * x(k) over k < depth, as vectors, UNROLL depths a step. x gives a
+        broadcast vector.
+        """
         fn, lanes, vectors = self.fn, self.lanes, len(self.columns)
         kind = f"vector<{lanes}xf32>"
         zero = (fn.splat(0.0, lanes), kind)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from bessemer.artifact.layout import KEY_BLOCK
 from bessemer.codegen.emit import Fn
 from bessemer.codegen.group import CodegenTarget, GroupSpec, Kernel, register
-from bessemer.codegen.kernels.block_pool import Pool, round_row
+from bessemer.codegen.kernels.block_pool import Pool, closing_rows, round_row
 from bessemer.codegen.kernels.compressed_attention import Given, Keys, keys_of
 from bessemer.codegen.kernels.state_entry import (
     SECOND_OFFSET,
@@ -34,22 +34,12 @@ def emit_pool(f: Fn, spec: GroupSpec, target: CodegenTarget) -> None:
     stream = pool.open(f, target.kv_dtype)
     plan = _pool_plan(spec, target)
     row, turned = plan.view(f, "row"), plan.view(f, "turned")
-    rate = f.index(pool.rate)
-    with f.loop("%begin", "%end") as loop:
-        position = f.cast_index(pool.positions.load(f, loop.iv), "i64", "index")
-        end = f.max(f.offset(position, 1), f.index(0))
-        visible = f.div(end, rate)
-        pool.visible.store(f, f.cast_index(visible, "index", "i64"), loop.iv)
-        with f.when(f.cmp("sgt", end, f.index(0))), f.when(_divides(f, end, rate)):
-            with f.loop(f.index(0), f.index(pool.width)) as at:
-                row.store(f, _pooled(f, pool, stream, end, at.iv), at.iv)
-            _finish_row(f, pool, row, loop.iv)
-            kept = round_row(f, pool, row, turned, target.lanes)
-            stream.write(f, f.sub(visible, f.index(1)), kept, pool.width, target.lanes)
-
-
-def _divides(f: Fn, number: str, by: str) -> str:
-    return f.cmp("eq", f.rem(number, by), f.index(0))
+    for closing in closing_rows(f, pool):
+        with f.loop(f.index(0), f.index(pool.width)) as at:
+            row.store(f, _pooled(f, pool, stream, closing.end, at.iv), at.iv)
+        _finish_row(f, pool, row, closing.row)
+        kept = round_row(f, pool, row, turned, target.lanes)
+        stream.write(f, closing.block, kept, pool.width, target.lanes)
 
 
 def _pooled(f: Fn, pool: Pool, stream: StreamRows, end: str, at: str) -> str:

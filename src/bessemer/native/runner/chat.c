@@ -8,31 +8,13 @@ enum { DATE_BYTES = 256 };
 /* str.strip() of Python: white space, and the separators of information U+001C to U+001F. */
 static int is_stripped(uint32_t code) { return is_space(code) || (code >= 0x1C && code <= 0x1F); }
 
-static size_t stripped_start(const uint8_t *text, size_t size) {
-    size_t at = 0;
-    while (at < size) {
-        uint32_t code;
-        size_t length = read_char(text + at, text + size, &code);
-        if (!is_stripped(code)) break;
-        at += length;
-    }
-    return at;
-}
-
 int bsm_text_is_blank(const char *text, size_t size) {
-    return stripped_start((const uint8_t *)text, size) == size;
+    return leading_chars((const uint8_t *)text, size, is_stripped) == size;
 }
 
 static void add_trimmed(bsm_buffer *out, const uint8_t *text, size_t size) {
-    size_t begin = stripped_start(text, size), end = size;
-    uint32_t code;
-    while (end > begin) {
-        size_t at = end - 1;
-        while (at > begin && (text[at] & 0xC0) == 0x80) at--;
-        read_char(text + at, text + end, &code);
-        if (!is_stripped(code)) break;
-        end = at;
-    }
+    size_t begin = leading_chars(text, size, is_stripped);
+    size_t end = size - trailing_chars(text + begin, size - begin, is_stripped);
     bsm_buffer_add(out, text + begin, end - begin);
 }
 

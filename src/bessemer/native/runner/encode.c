@@ -95,10 +95,10 @@ static bsm_status find_added(encoding *e, const added_tokens *a, const uint8_t *
         if ((found->flags & SINGLE_WORD) && !stands_alone(e->tokenizer, text, begin, end, size))
             continue;
         if (found->flags & STRIP_LEFT) {
-            begin -= trailing_spaces(text, begin);
+            begin -= trailing_chars(text, begin, is_space);
             if (begin < done) begin = done; /* the token before may have them already */
         }
-        if (found->flags & STRIP_RIGHT) end += leading_spaces(text + end, size - end);
+        if (found->flags & STRIP_RIGHT) end += leading_chars(text + end, size - end, is_space);
         if (done < begin) status = rest(e, text + done, begin - done, first && done == 0);
         bsm_ids_add(e->ids, (int32_t)found->id);
         done = end;

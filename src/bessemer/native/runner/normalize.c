@@ -55,8 +55,8 @@ static bsm_status apply(const bsm_tokenizer *t, const file_normal *n, const bsm_
     case NORMAL_REPLACE: replace(out, in, from, to); return BSM_OK;
     case NORMAL_REPLACE_PATTERN: replace_pattern(t, n->number, out, in, to); return BSM_OK;
     case NORMAL_STRIP:
-        if (n->number & 1) left = leading_spaces(in->data, in->size);
-        if (n->number & 2) right = trailing_spaces(in->data + left, in->size - left);
+        if (n->number & 1) left = leading_chars(in->data, in->size, is_space);
+        if (n->number & 2) right = trailing_chars(in->data + left, in->size - left, is_space);
         bsm_buffer_add(out, in->data + left, in->size - left - right);
         return BSM_OK;
     case NORMAL_DECOMPOSE: return decompose(t, n->number == 1, in, out);

@@ -118,25 +118,25 @@ int is_space(uint32_t c) {
            c == 0x205F || c == 0x3000;
 }
 
-size_t leading_spaces(const uint8_t *text, size_t size) {
+size_t leading_chars(const uint8_t *text, size_t size, int (*is)(uint32_t code)) {
     size_t at = 0;
     while (at < size) {
         uint32_t code;
         size_t length = read_char(text + at, text + size, &code);
-        if (!is_space(code)) break;
+        if (!is(code)) break;
         at += length;
     }
     return at;
 }
 
-size_t trailing_spaces(const uint8_t *text, size_t size) {
+size_t trailing_chars(const uint8_t *text, size_t size, int (*is)(uint32_t code)) {
     size_t end = size;
     while (end > 0) {
         size_t at = end - 1;
         while (at > 0 && (text[at] & 0xC0) == 0x80) at--;
         uint32_t code;
         read_char(text + at, text + end, &code);
-        if (!is_space(code)) break;
+        if (!is(code)) break;
         end = at;
     }
     return size - end;

@@ -164,9 +164,9 @@ size_t well_formed(const uint8_t *text, size_t size, size_t *wanted);
 void add_char(bsm_buffer *buffer, uint32_t code);
 /* White_Space of Unicode. */
 int is_space(uint32_t code);
-/* Bytes of white space at the start, and at the end, of a text. */
-size_t leading_spaces(const uint8_t *text, size_t size);
-size_t trailing_spaces(const uint8_t *text, size_t size);
+/* Bytes of the characters of a kind at the start, and at the end. */
+size_t leading_chars(const uint8_t *text, size_t size, int (*is)(uint32_t code));
+size_t trailing_chars(const uint8_t *text, size_t size, int (*is)(uint32_t code));
 
 /* The class of a code point in a class map; 0 where the map isn't there. */
 uint32_t class_of(const bsm_tokenizer *t, uint32_t map, uint32_t code);
