@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import http.server
 import importlib.util
 import os
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -100,13 +102,16 @@ def hub_cache(root: Path, repo: str, files: dict[str, bytes]) -> None:
     (base / "refs" / "main").write_text("0" * 40)
 
 
-def run_offline(cache: Path, code: str) -> str:
-    """Runs `code` in a process that reads the hub's cache only; its standard output."""
+def run_offline(cache: Path, code: str, **variables: str) -> str:
+    """Runs `code` in a process that reads the hub's cache only; its standard output. Nothing may
+    come on standard error. variables: of the environment, in the place of these.
+    """
     environment = {
         **os.environ,
         "HF_HUB_OFFLINE": "1",
         "HF_HUB_CACHE": str(cache),
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        **variables,
     }
     body = "from bessemer.importer.checkpoint import *\nfrom bessemer.errors import *\n"
     result = subprocess.run(
@@ -117,6 +122,7 @@ def run_offline(cache: Path, code: str) -> str:
         check=True,
         timeout=120,
     )
+    assert result.stderr == ""
     return result.stdout
 
 
@@ -143,9 +149,60 @@ def test_hub_names_come_from_the_cache_when_offline(tmp_path: Path) -> None:
     lines = output.splitlines()
     assert lines[0] == "['model.norm.weight']"
     assert lines[1] == "gguf"
-    for line, repo in zip(lines[2:5], ("none", "whole", "files"), strict=True):
-        assert line.startswith(f"owner/{repo}: no such file or folder here, not in the hub's cache")
+    for line, name in zip(lines[2:5], ("none", "whole@v9", "files/q/other.gguf"), strict=True):
+        assert line.startswith(f"owner/{name}: no such file or folder here, not in the hub's cache")
     assert "no config.json" in lines[5]
+
+
+class SomeHub(http.server.BaseHTTPRequestHandler):
+    """A hub that knows no repository, or is out of order for all whose name begins with `out`."""
+
+    def do_GET(self) -> None:
+        self.send_response(503 if "/out" in self.path else 404)
+        self.send_header("X-Error-Code", "RepoNotFound")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_HEAD = do_GET
+
+    def log_message(self, *words: object) -> None:
+        pass
+
+
+def test_a_hub_that_cannot_be_reached_is_one_error_at_once(tmp_path: Path) -> None:
+    """The client would try again and again, and say so each time."""
+    folder = hf_folder(tmp_path / "source", TENSORS)
+    files = {file.name: file.read_bytes() for file in folder.iterdir()}
+    hub_cache(tmp_path / "cache", "owner/whole", files)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), SomeHub) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        output = run_offline(
+            tmp_path / "cache",
+            f"""
+            from huggingface_hub import constants
+            for endpoint in ("http://127.0.0.1:1", "http://127.0.0.1:{server.server_port}"):
+                constants.ENDPOINT = endpoint
+                for name in ("owner/none", "owner/none/m.gguf", "out/of", "out/of/m.gguf"):
+                    try:
+                        resolve(name)
+                    except CheckpointError as error:
+                        print(error)
+            print(open_checkpoint("owner/whole").names())
+            """,
+            HF_HUB_OFFLINE="0",
+            HF_ENDPOINT=f"http://127.0.0.1:{server.server_port}",
+            NO_PROXY="127.0.0.1",
+        )
+        server.shutdown()
+    *lines, names = output.splitlines()
+    for line in lines[:4]:
+        assert "can't be reached (http://127.0.0.1:1: [Errno" in line
+        assert "give the path of a local folder or .gguf file" in line
+    assert [line.partition(":")[0] for line in lines[:2]] == ["owner/none", "owner/none/m.gguf"]
+    assert all("not found on the hub" in line for line in lines[4:6])
+    assert all("it answers with error 503" in line for line in lines[6:])
+    assert len(lines) == 8
+    assert names == "['model.norm.weight']"
 
 
 def test_reading_checkpoints_imports_neither_torch_nor_the_hub(tmp_path: Path) -> None:

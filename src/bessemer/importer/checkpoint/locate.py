@@ -5,10 +5,8 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from bessemer.arguments import checked_model
 from bessemer.errors import CheckpointError
@@ -19,25 +17,6 @@ HUB_NAME = re.compile(
 )
 """``owner/name``, with ``/path/file.gguf`` for one GGUF file, with ``@revision`` for another
 revision than the default one."""
-
-HUB_PATTERNS = [
-    "config.json",
-    "generation_config.json",
-    "model.safetensors",
-    "model-*.safetensors",
-    "model.safetensors.index.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "chat_template.json",
-    "additional_chat_templates/*.jinja",
-]
-"""All that is fetched of a hub repository: no pickles, no other framework's weights."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +87,9 @@ def resolve(name: str | Path) -> Path:
             f"{name}: no such file or folder, and neither a hub name (owner/name) nor one of the "
             f"aliases ({', '.join(ALIASES)}){meant}"
         )
-    return _from_hub(match["repo"], match["file"], match["revision"])
+    from bessemer.importer.checkpoint import hub
+
+    return hub.fetch(match["repo"], match["file"], match["revision"])
 
 
 def _is_checkpoint(path: Path) -> bool:
@@ -133,58 +114,3 @@ def _only_gguf(folder: Path) -> Path:
         f"{folder}: no config.json and no .gguf file: not a checkpoint"
         + (besides if (folder / "manifest.json").exists() else "")
     )
-
-
-def _from_hub(repo: str, file: str | None, revision: str | None) -> Path:
-    import huggingface_hub
-
-    if file is not None:
-        fetched = _fetch(
-            repo, lambda: huggingface_hub.hf_hub_download(repo, file, revision=revision)
-        )
-        return Path(fetched)
-    fetched = _fetch(
-        repo,
-        lambda: huggingface_hub.snapshot_download(
-            repo, revision=revision, allow_patterns=HUB_PATTERNS
-        ),
-    )
-    folder = Path(fetched)
-    if not (folder / "config.json").exists():
-        raise CheckpointError(
-            f"{repo}: the hub repository has no config.json. If it holds GGUF files, name one: "
-            f"{repo}/FILE.gguf"
-        )
-    return folder
-
-
-def _fetch(repo: str, download: Callable[[], Any]) -> str:
-    """Runs a download of huggingface_hub; its many errors become one of ours."""
-    from huggingface_hub import errors
-
-    try:
-        return str(download())
-    except errors.GatedRepoError as error:
-        raise CheckpointError(
-            f"{repo}: access must be granted on the hub first (log in with 'hf auth login')"
-        ) from error
-    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
-        raise CheckpointError(
-            f"{repo}: no such file or folder here, not in the hub's cache, and the hub can't be "
-            f"reached ({_first_line(error)})"
-        ) from error
-    except (errors.RepositoryNotFoundError, errors.EntryNotFoundError) as error:
-        raise CheckpointError(
-            f"{repo}: no such file, folder or alias, and not found on the hub "
-            f"({_first_line(error)})"
-        ) from error
-    # Anything else: the hub client lets through errors of its HTTP library, the disk and more.
-    except Exception as error:
-        raise CheckpointError(
-            f"{repo}: can't be fetched from the hub: {_first_line(error)}. To use a folder or "
-            "file of this machine, give its path."
-        ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0]
