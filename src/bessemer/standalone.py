@@ -1,7 +1,8 @@
 """The standalone runner of an artifact: `run`, one executable, and `tokenizer.bin` beside it.
 
 It is the model's code, the C API of `native/` and the text part of `native/runner/`, linked into a
-program that needs libc, libm and libpthread, or with `static` nothing at all. It knows the weight
+program that needs libc, libm and libpthread (macOS: libSystem), or with `static` nothing at all. It
+knows the weight
 file and the tokenizer file that it was made with.
 """
 

@@ -13,11 +13,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bessemer.backend import link
 from bessemer.backend.target import Target
+from bessemer.standalone import RUNNER_FILE, Runner
 from bessemer.verify.binaries import read_archive, read_library
 from bessemer.verify.files import TOOLCHAIN_SYMBOLS, api_symbols
 from tests.e2e.compiled import compiled, load, token_ids
 from tests.e2e.cross import assembly, compilation, emulator, libraries, program
+from tests.e2e.mach_o import EXECUTE, MAIN, PIE, read_mach_o
+from tests.runtime import tiny_tokenizers
 
 # The same f32 sums in another order, with other instructions.
 TOLERANCE = 2e-5
@@ -88,15 +92,29 @@ def test_other_processors(name: str, tmp_path: Path) -> None:
         assert error(got, expected(case.weights)) < TOLERANCE, command
 
 
-def test_macos(tmp_path: Path) -> None:
-    """Libraries and header for a system whose objects are of another kind; with a prefix."""
-    folder = model("f16")
-    made = compilation(folder, Target.parse("aarch64-macos"), assembly=True)
+def test_macos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Libraries and header for a system whose objects are of another kind, with a prefix; and the
+    runner. No C file of ours has a warning there.
+    """
+    monkeypatch.setattr(link, "_C_FLAGS", (*link._C_FLAGS, "-Werror"))
+    folder, target = model("f16"), Target.parse("aarch64-macos")
+    made = compilation(folder, target, assembly=True)
     assert re.search(r"fmla\.4s", assembly(made))
-    place, _, _ = libraries(folder, made, tmp_path / "mac", "one_")
+    place, code, description = libraries(folder, made, tmp_path / "mac", "one_")
     wanted = {"one__mlir_ciface_forward_prefill", "one__mlir_ciface_forward_decode"}
     wanted |= api_symbols("one_")
     exports = read_library(place / "model.so").exports
     assert exports - TOOLCHAIN_SYMBOLS == wanted
     assert wanted <= read_archive(place / "libmodel.a").symbols
     assert read_library(place / "model.so").needed == ("libSystem.B.dylib",)
+    assert str(tmp_path).encode() not in (place / "model.so").read_bytes()
+
+    tiny_tokenizers.write(place, tiny_tokenizers.byte_level())
+    Runner(target, False, tmp_path / "work").write(code, description, place)
+    program = read_mach_o(place / RUNNER_FILE)
+    assert (program.cpu, program.kind) == ("aarch64", EXECUTE)
+    assert program.flags & PIE
+    assert len(program.commands[MAIN]) == 1
+    assert program.libraries == ["/usr/lib/libSystem.B.dylib"]
+    assert program.least_system == (11, 0)
+    program.check_signature()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -74,7 +75,8 @@ def link_shared(
         command += [f"-Wl,-soname,{soname}"] if soname else []
         command += ["-Wl,--as-needed", "-lm", "-lpthread"]
     elif target.system == "darwin":
-        command += [f"-Wl,-install_name,{soname}"] if soname else []
+        # Unnamed, a library is known by the path at which it was made.
+        command += [f"-Wl,-install_name,{soname or '@rpath/' + out.name}"]
     run_tool(command, env=_environment())
 
 
@@ -122,6 +124,8 @@ def link_program(objects: Sequence[Path], out: Path, target: Target, static: boo
         # Without a table of symbols: it is half the size.
         command += ["-Wl,--as-needed", "-Wl,-s", "-lm", "-lpthread"]
         command += ["-static"] if static else []
+    elif target.system == "darwin":
+        command += ["-Wl,-dead_strip", "-Wl,-x"]
     run_tool(command, env=_environment())
 
 
@@ -237,7 +241,11 @@ def _zig_triple(target: Target) -> str:
     if target.system == "linux":
         abi = "musl" if "musl" in target.triple else f"gnu.{_GLIBC.get(target.arch, _GLIBC_OTHERS)}"
         return f"{target.arch}-linux-{abi}"
-    return f"{target.arch}-{'macos' if target.system == 'darwin' else 'windows-gnu'}"
+    if target.system == "darwin":
+        # The system that the triple names (macosx11.0.0), not the newest that zig knows.
+        version = re.search(r"macos\D*(\d+(?:\.\d+){0,2})", target.triple)
+        return f"{target.arch}-macos" + (f".{version[1]}" if version else "")
+    return f"{target.arch}-windows-gnu"
 
 
 def _environment() -> dict[str, str]:

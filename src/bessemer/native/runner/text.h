@@ -16,9 +16,10 @@
 enum {
     TOKENIZER_VERSION = 1,
     MOST_STEPS = 16,  /* normalizer operations, and pre-tokenizer stages */
-    NO_ID = -1,
-    NONE = 0xFFFFFFFF /* an id in the file that is none */
+    NO_ID = -1
 };
+
+#define NONE 0xFFFFFFFFu /* an id in the file that is none */
 
 /* Sections, in the order of the table. */
 enum {
