@@ -19,6 +19,7 @@ from bessemer.models import DefinitionOptions
 from bessemer.runtime.model import Model
 from bessemer.steering import DIRECTIONS, SCALES
 from tests.e2e.compiled import CHUNK, CONTEXT, F32_ERROR, error, token_ids
+from tests.embedding.c_api import Api, CError, CModel
 from tests.importer.cases import run
 from tests.tiny_models import V4_KINDS, tiny
 
@@ -108,6 +109,39 @@ def test_a_session_is_steered_anew(llama: Steered) -> None:
     session.rewind(7)
     assert error(session.prefill(ids[7:], all_logits=True), want[7:]) < F32_ERROR
     assert error(copy.prefill(ids[21:], all_logits=True), want[21:]) < F32_ERROR
+
+
+def test_steering_by_the_c_api(llama: Steered, tmp_path: Path) -> None:
+    """The numbers of Python, also after a copy and through a file, which keeps the steering."""
+    folder, ids, directions = llama.model.path, token_ids(COUNT), llama.directions()
+    info = Api(folder / "model.so").info
+    assert (info.steering_layers, info.steering_width) == llama.model.steering_shape
+    ours = CModel(Api(folder / "model.so"), folder, threads=2).session()
+    theirs = llama.model.session()
+    for session in (ours, theirs):
+        session.prefill(ids[:20])
+        session.steer(directions, attention=1.0, ffn=-0.5)
+    assert ours.logits is None
+    want = theirs.decode(ids[20])
+    assert np.array_equal(ours.decode(ids[20]), want)
+    ours.steer(directions, attention=1.0, ffn=-0.5)  # as it was: nothing is forgotten
+    assert ours.logits is not None
+    copy = ours.fork()
+    ours.save(tmp_path / "kept")
+    theirs.save(tmp_path / "theirs")
+    assert (tmp_path / "kept").read_bytes() == (tmp_path / "theirs").read_bytes()
+    ours.steer(None)
+    plain = llama.model.session().prefill(ids[:21])
+    ours.rewind(20)
+    assert np.array_equal(ours.decode(ids[20]), plain)
+    ours.load(tmp_path / "kept")
+    want = theirs.decode(ids[21])
+    assert np.array_equal(ours.decode(ids[21]), want)
+    assert np.array_equal(copy.decode(ids[21]), want)
+    for scale in (float("nan"), 1e300):
+        with pytest.raises(CError, match="finite"):
+            ours.steer(directions, ffn=scale)
+    assert np.array_equal(ours.decode(ids[22]), theirs.decode(ids[22]))
 
 
 def test_idle_sessions_of_a_model_follow(llama: Steered) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 OK, CANCELLED, ARGUMENT, CONTEXT, MEMORY, FILE, WEIGHTS, CPU, BUSY, NUMERIC, HEADER = range(11)
+TOKENIZER, SESSION = 11, 12
 AUTO, MAP, HUGE = range(3)
 
 _ids = ctypes.POINTER(ctypes.c_int32)
@@ -45,6 +46,8 @@ class Info(ctypes.Structure):
         ("state_bytes", ctypes.c_int64),
         ("scratch_shared_bytes", ctypes.c_int64),
         ("scratch_thread_bytes", ctypes.c_int64),
+        ("steering_layers", ctypes.c_int64),
+        ("steering_width", ctypes.c_int64),
     )
 
 
@@ -69,6 +72,10 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "sample": (ctypes.c_int32, [_handle, _handle, ctypes.POINTER(ctypes.c_int32), _error]),
     "rewind": (ctypes.c_int32, [_handle, ctypes.c_int64, _error]),
     "cancel": (None, [_handle]),
+    "session_copy": (ctypes.c_int32, [_handle, _handle, _error]),
+    "session_save": (ctypes.c_int32, [_handle, ctypes.c_char_p, _error]),
+    "session_load": (ctypes.c_int32, [_handle, ctypes.c_char_p, _error]),
+    "steer": (ctypes.c_int32, [_handle, _floats, ctypes.c_double, ctypes.c_double, _error]),
 }
 
 
@@ -126,8 +133,11 @@ class CSession:
 
     def __init__(self, model: CModel) -> None:
         self.api, self.handle, error = model.api, _handle(), Error()
-        self.vocab = model.api.info.vocab_size
         check(model.api.session_create(model.handle, ctypes.byref(self.handle), error), error)
+
+    @property
+    def vocab(self) -> int:
+        return int(self.api.info.vocab_size)
 
     @property
     def position(self) -> int:
@@ -180,6 +190,28 @@ class CSession:
 
     def cancel(self) -> None:
         self.api.cancel(self.handle)
+
+    def fork(self) -> CSession:
+        made, error = CSession.__new__(CSession), Error()
+        made.api, made.handle = self.api, _handle()
+        check(self.api.session_copy(self.handle, ctypes.byref(made.handle), error), error)
+        return made
+
+    def save(self, path: Path) -> None:
+        error = Error()
+        check(self.api.session_save(self.handle, bytes(path), error), error)
+
+    def load(self, path: Path) -> None:
+        error = Error()
+        check(self.api.session_load(self.handle, bytes(path), error), error)
+
+    def steer(
+        self, directions: np.ndarray | None, *, attention: float = 0.0, ffn: float = 0.0
+    ) -> None:
+        error = Error()
+        values = None if directions is None else directions.astype(np.float32).ravel()
+        data = None if values is None else values.ctypes.data_as(_floats)
+        check(self.api.steer(self.handle, data, attention, ffn, error), error)
 
     def destroy(self) -> None:
         self.api.session_destroy(self.handle)

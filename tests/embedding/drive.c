@@ -2,13 +2,16 @@
  *
  *     drive WEIGHTS TABLE SCRATCH SEED ROUNDS EXACT ROWS
  *
- * Two threads, each with sessions of its own on one model, feed, rewind, cancel and sample; whatever
- * was done before, logits equal those of a session that gets the same tokens at once (EXACT 1: to the
- * bit; 0: within a tolerance; ROWS 0: only those of a call's last token). Then the weight file is spoilt from byte TABLE on in all sorts of ways
- * and written to SCRATCH: opening it must fail in words.
+ * Two threads, each with sessions of its own on one model, feed, rewind, cancel, sample, copy, save
+ * and load; whatever was done before, logits equal those of a session that gets the same tokens at
+ * once (EXACT 1: to the bit; 0: within a tolerance; ROWS 0: only those of a call's last token). Then
+ * the weight file is spoilt from byte TABLE on in all sorts of ways and written to SCRATCH: opening
+ * it must fail in words. So must loading spoilt session files, those apart whose head was spoilt and
+ * hashed again: with them the session only has to stay within its memory.
  */
 #define _GNU_SOURCE
 #include "api.h"
+#include "internal.h"
 #include "sampler.h"
 
 #include <math.h>
@@ -21,6 +24,9 @@
 #define TOLERANCE 1e-3
 #define MOST_TOKENS 60
 #define FUZZ_PER_ROUND 2
+#define SESSION_FUZZ_PER_ROUND 3
+#define FIXED_BYTES 48 /* of a session file, before its head: magic, bytes of the head, hash */
+#define PATH_ROOM 4096
 
 #define CHECK(condition)                                                           \
     do {                                                                           \
@@ -37,6 +43,7 @@ typedef struct walk {
     int rounds, exact, rows;
     int32_t *held;
     int64_t count;
+    char path[PATH_ROOM]; /* of its session file */
 } walk;
 
 static uint64_t next(uint64_t *state) {
@@ -142,13 +149,33 @@ static void misuse(walk *w) {
     CHECK(bsm_sample(w->session, NULL, NULL, NULL) == BSM_ERROR_ARGUMENT);
 }
 
+/* Go on with a copy, or with what was saved, over a session that held something else. */
+static void keep(walk *w) {
+    bsm_session *other = NULL;
+    bsm_error error;
+    int had_logits = bsm_logits(w->session) != NULL;
+    if (below(w, 2)) {
+        CHECK(bsm_session_copy(w->session, &other, &error) == BSM_OK);
+        CHECK((bsm_logits(other) != NULL) == had_logits);
+    } else {
+        int32_t ids[] = {FIRST_ID + 1, FIRST_ID};
+        CHECK(bsm_session_save(w->session, w->path, &error) == BSM_OK);
+        CHECK(bsm_session_create(w->model, &other, &error) == BSM_OK);
+        if (below(w, 2)) CHECK(bsm_prefill(other, ids, 2, &error) == BSM_OK);
+        CHECK(bsm_session_load(other, w->path, &error) == BSM_OK);
+        CHECK(bsm_logits(other) == NULL);
+    }
+    bsm_session_destroy(w->session);
+    w->session = other;
+}
+
 static void *drive(void *argument) {
     walk *w = argument;
     bsm_error error;
     CHECK(bsm_session_create(w->model, &w->session, &error) == BSM_OK);
     CHECK(bsm_session_create(w->model, &w->fresh, &error) == BSM_OK);
     for (int round = 0; round < w->rounds; round++) {
-        switch (below(w, 8)) {
+        switch (below(w, 9)) {
         case 0: case 1: feed(w, 1); break;
         case 2: case 3: feed(w, 1 + below(w, MOST_TOKENS)); break;
         case 4: case 5:
@@ -156,6 +183,7 @@ static void *drive(void *argument) {
             CHECK(bsm_rewind(w->session, w->count, &error) == BSM_OK);
             break;
         case 6: sample(w); break;
+        case 7: keep(w); break;
         default:
             misuse(w);
             if (w->count + 3 > bsm_describe()->context_length) break;
@@ -165,6 +193,7 @@ static void *drive(void *argument) {
         }
         settled(w);
     }
+    CHECK(bsm_session_save(w->session, w->path, &error) == BSM_OK);
     bsm_session_destroy(w->fresh);
     bsm_session_destroy(w->session);
     return NULL;
@@ -213,6 +242,66 @@ static void fuzz(walk *w, const char *weights, int64_t table, const char *scratc
     free(bytes);
 }
 
+static void write_file(const char *path, const char *bytes, int64_t size) {
+    FILE *file = fopen(path, "wb");
+    CHECK(file != NULL && fwrite(bytes, 1, (size_t)size, file) == (size_t)size);
+    CHECK(fclose(file) == 0);
+}
+
+/* Change a digit, or another byte, of a head and hash it again. */
+static void spoil_head(walk *w, char *bytes, int64_t head) {
+    for (int64_t n = 1 + below(w, 3); n > 0; n--) {
+        int64_t at = FIXED_BYTES + below(w, head);
+        char digit = (char)('0' + below(w, 10));
+        bytes[at] = below(w, 4) ? digit : (char)(bytes[at] ^ (1 << below(w, 8)));
+    }
+    bsm_sha256 hash;
+    bsm_sha256_begin(&hash);
+    bsm_sha256_add(&hash, bytes + FIXED_BYTES, (size_t)head);
+    bsm_sha256_end(&hash, (uint8_t *)bytes + FIXED_BYTES - BSM_HASH_BYTES);
+}
+
+static void fuzz_sessions(walk *w) {
+    int64_t size, head = 0;
+    int32_t ids[] = {FIRST_ID, FIRST_ID + 1};
+    char *bytes = read_file(w->path, &size);
+    bsm_session *session;
+    CHECK(bsm_session_create(w->model, &session, NULL) == BSM_OK);
+    CHECK(bsm_session_load(session, w->path, NULL) == BSM_OK);
+    for (int i = 7; i >= 0; i--) head = head << 8 | (uint8_t)bytes[8 + i];
+    for (int i = 0; i < w->rounds * SESSION_FUZZ_PER_ROUND; i++) {
+        char *spoilt = malloc((size_t)size + 64);
+        int64_t length = size, at = below(w, size);
+        int rehashed = 0;
+        memcpy(spoilt, bytes, (size_t)size);
+        memset(spoilt + size, 'x', 64);
+        switch (below(w, 5)) {
+        case 0: length = at; break;
+        case 1: length = size + 1 + below(w, 64); break;
+        case 2: spoilt[at] ^= (char)(1 << below(w, 8)); break;
+        case 3: spoilt[below(w, FIXED_BYTES)] ^= (char)(1 + below(w, 255)); break;
+        default:
+            spoil_head(w, spoilt, head);
+            rehashed = 1;
+        }
+        write_file(w->path, spoilt, length);
+        free(spoilt);
+        int64_t before = bsm_position(session);
+        bsm_error error = {.status = BSM_OK};
+        bsm_status status = bsm_session_load(session, w->path, &error);
+        if (status == BSM_OK) {
+            CHECK(rehashed);
+            status = bsm_prefill(session, ids, 2, NULL);
+            CHECK(status == BSM_OK || status == BSM_ERROR_CONTEXT || status == BSM_ERROR_NUMERIC);
+        } else {
+            CHECK(status == BSM_ERROR_SESSION && error.status == status);
+            CHECK(strlen(error.message) > 20 && bsm_position(session) == before);
+        }
+    }
+    bsm_session_destroy(session);
+    free(bytes);
+}
+
 int main(int count, char **words) {
     CHECK(count == 8);
     bsm_model *model = NULL;
@@ -230,9 +319,11 @@ int main(int count, char **words) {
         walks[i] = (walk){.model = model, .random = seed * 2 + (uint64_t)i + 0x9E3779B97F4A7C15u,
                           .rounds = atoi(words[5]), .exact = atoi(words[6]), .rows = atoi(words[7]),
                           .held = calloc(room, sizeof(int32_t))};
+        snprintf(walks[i].path, sizeof walks[i].path, "%s.session%d", words[3], i);
         CHECK(pthread_create(&threads[i], NULL, drive, &walks[i]) == 0);
     }
     for (int i = 0; i < 2; i++) CHECK(pthread_join(threads[i], NULL) == 0);
+    for (int i = 0; i < 2; i++) fuzz_sessions(&walks[i]);
     bsm_close(model);
     fuzz(&walks[0], words[1], strtoll(words[2], NULL, 10), words[3]);
     for (int i = 0; i < 2; i++) free(walks[i].held);

@@ -19,8 +19,10 @@ from tests.tiny_models import VOCAB
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_numbers_are_those_of_python(threads: int) -> None:
-    """Prefill in chunks, decode, a rewind within the rings and one beyond: to the bit."""
+def test_numbers_are_those_of_python(threads: int, tmp_path: Path) -> None:
+    """Prefill in chunks, decode, a rewind within the rings and one beyond, a copy, a file: to the
+    bit.
+    """
     folder = models.plain()
     ids = np.random.default_rng(1).integers(0, VOCAB, models.CONTEXT).tolist()
     ours = CModel(Api(folder / "model.so"), folder, threads=threads).session()
@@ -36,6 +38,15 @@ def test_numbers_are_those_of_python(threads: int) -> None:
     want = theirs.prefill(ids[:40], all_logits=True)
     np.testing.assert_array_equal(ours.prefill_rows(ids[:40], 40), want)
     assert ours.tokens == theirs.tokens
+    copy = ours.fork()
+    theirs.save(tmp_path / "theirs")
+    ours.save(tmp_path / "ours")
+    assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
+    ours.rewind(0)
+    ours.load(tmp_path / "theirs")
+    want = theirs.decode(9)
+    np.testing.assert_array_equal(ours.decode(9), want)
+    np.testing.assert_array_equal(copy.decode(9), want)
 
 
 @pytest.mark.parametrize("name", ["plain", "first"])

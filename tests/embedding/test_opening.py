@@ -265,9 +265,9 @@ def test_features_are_those_of_proc_cpuinfo(tmp_path: Path) -> None:
 
 
 def test_every_status_has_words(api: Api) -> None:
-    words = [api.status_text(status) for status in range(12)]
-    assert len(set(words)) == 12
-    assert api.status_text(12) == api.status_text(-1) == b"unknown status"
+    words = [api.status_text(status) for status in range(13)]
+    assert len(set(words)) == 13
+    assert api.status_text(13) == api.status_text(-1) == b"unknown status"
 
 
 def test_two_libraries_and_each_other_s_handles(api: Api, folder: Path, tmp_path: Path) -> None:

@@ -227,7 +227,7 @@ def test_a_cancel_waits_for_the_next_call(session: CSession) -> None:
     same(session.decode(4), [3, 4])
 
 
-def test_a_second_call_at_once_is_refused(session: CSession) -> None:
+def test_a_second_call_at_once_is_refused(session: CSession, tmp_path: Path) -> None:
     session.prefill([1, 2])
     failure: list[BaseException] = []
 
@@ -249,6 +249,10 @@ def test_a_second_call_at_once_is_refused(session: CSession) -> None:
         lambda: session.prefill_rows([1], 1),
         lambda: session.rewind(0),
         lambda: session.sample(),
+        lambda: session.fork(),
+        lambda: session.save(tmp_path / "kept"),
+        lambda: session.load(tmp_path / "kept"),
+        lambda: session.steer(None),
     ):
         refused(c_api.BUSY, "in use by another call", call)
     assert session.position == 2

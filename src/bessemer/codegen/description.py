@@ -9,10 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from bessemer.artifact.layout import KVLayer, SharedLayer, StateLayout
+from bessemer.artifact.layout import (
+    HEADER_WORDS,
+    KEY_BLOCK,
+    LAYER_WORDS,
+    STORAGE_BYTES,
+    CompressedStream,
+    Entry,
+    KVLayer,
+    SharedLayer,
+    StateLayout,
+)
 from bessemer.artifact.manifest import ENTRY_POINTS, RopeSwitch
 from bessemer.codegen.abi import header_hash
 from bessemer.codegen.generate import Generated
+from bessemer.steering import DIRECTIONS, SCALES
 
 # Characters that stand for themselves in a C string; all others are written as octal escapes.
 _PLAIN = frozenset(
@@ -53,6 +64,8 @@ def emit_description(
     features it has.
     """
     state, scratch = generated.state, generated.scratch
+    layers, width = _steering_shape(state)
+    places = state.named_offsets() if layers else {}
     info = {
         "name": _string(name),
         "target": _string(triple),
@@ -66,8 +79,10 @@ def emit_description(
         "state_bytes": state.nbytes,
         "scratch_shared_bytes": scratch.shared_bytes,
         "scratch_thread_bytes": scratch.thread_bytes,
+        "steering_layers": layers,
+        "steering_width": width,
     }
-    rings, named = _rings(state), _named(state)
+    rings, parts, named = _rings(state), _parts(state), _named(state)
     fields = {
         "info": "{" + ", ".join(f".{k} = {v}" for k, v in info.items()) + "}",
         "weights_bytes": max((w.offset + w.nbytes for w in generated.weights), default=0),
@@ -75,8 +90,13 @@ def emit_description(
         "state_header_words": state.header_words,
         "rings": "rings" if rings else "NULL",
         "ring_count": len(rings),
+        "parts": "parts" if parts else "NULL",
+        "part_count": len(parts),
         "named_states": "named_states" if named else "NULL",
         "named_state_count": len(named),
+        "directions_offset": places.get(DIRECTIONS, 0),
+        "scales_offset": places.get(SCALES, 0),
+        "mutates": int(state.mutates),
         "rope_threshold": rope.threshold if rope else 0,
         "rope_kind": _ROPE[rope.kind] if rope else "BSM_ROPE_FIXED",
         "variants": "variants",
@@ -88,6 +108,7 @@ def emit_description(
             *(_entries(v.prefix) for v in variants),
             _array("static const int64_t state_header", [str(int(w)) for w in state.header()]),
             _array("static const bsm_ring rings", rings),
+            _array("static const bsm_part parts", parts),
             _array("static const bsm_region named_states", named),
             *(_features(i, v) for i, v in enumerate(variants)),
             _array(
@@ -109,9 +130,51 @@ def _rings(state: StateLayout) -> list[str]:
     return [f"{{{a}, {b}, {c}}}" for a, b, c in dict.fromkeys(found)]
 
 
+def _parts(state: StateLayout) -> list[str]:
+    """What tokens fill: see `bsm_part`; in the order of `runtime.state.filled`."""
+    words = state.header()[HEADER_WORDS:]
+    found: list[str] = []
+    for index, entry in enumerate(state.entries):
+        offsets = words[LAYER_WORDS * index :][:2]
+        rows = _rows(state, entry)
+        for offset, numbers in zip(offsets, rows, strict=False):
+            place = state.header_bytes + int(offset)
+            found.append("{" + ", ".join(map(str, (place, *numbers))) + "}")
+    return found
+
+
+def _rows(state: StateLayout, entry: Entry) -> list[tuple[int, ...]]:
+    """copies, stride, rate, rows, block_rows, block_bytes of the one or two parts of an entry."""
+    size = STORAGE_BYTES[state.kv_dtype]
+    if isinstance(entry, CompressedStream):
+        pending = 2 * entry.projected * STORAGE_BYTES["f32"]
+        block = KEY_BLOCK * entry.width * size
+        return [
+            (1, 0, 1, state.pending_rows(entry), 1, pending),
+            (1, 0, entry.rate, state.compressed_rows(entry), KEY_BLOCK, block),
+        ]
+    rows = state.ring_rows(entry)
+    if isinstance(entry, SharedLayer):
+        return [(1, 0, 1, rows, 1, entry.width * size)]
+    keys, values = entry.key_width * size, entry.value_width * size
+    return [
+        (entry.kv_heads, rows * keys, 1, rows, KEY_BLOCK, KEY_BLOCK * keys),
+        (entry.kv_heads, rows * values, 1, rows, 1, values),
+    ]
+
+
 def _named(state: StateLayout) -> list[str]:
     offsets = state.named_offsets()
-    return [f"{{{offsets[s.name]}, {s.nbytes}}}" for s in state.named if not s.given]
+    return [f"{{{offsets[s.name]}, {s.nbytes}, {int(s.given)}}}" for s in state.named]
+
+
+def _steering_shape(state: StateLayout) -> tuple[int, int]:
+    """Layers and width of the directions that steer; (0, 0) without them."""
+    shapes = {named.name: named.shape for named in state.named}
+    if not {DIRECTIONS, SCALES} <= shapes.keys():
+        return 0, 0
+    layers, width = shapes[DIRECTIONS]
+    return layers, width
 
 
 def _entries(prefix: str) -> str:

@@ -44,7 +44,8 @@ enum {
     BSM_ERROR_BUSY = 8,     /* the session is in use by another call */
     BSM_ERROR_NUMERIC = 9,  /* the model computed NaN, or no token is left to sample */
     BSM_ERROR_HEADER = 10,  /* the program was compiled with the header of another model */
-    BSM_ERROR_TOKENIZER = 11 /* the tokenizer file is damaged, or of another model */
+    BSM_ERROR_TOKENIZER = 11, /* the tokenizer file is damaged, or of another model */
+    BSM_ERROR_SESSION = 12  /* the session file is damaged, or of another model */
 };
 
 #define BSM_MESSAGE_BYTES 500
@@ -93,6 +94,8 @@ typedef struct bsm_info {
     int64_t state_bytes;        /* memory of a session's cache; real when it is filled */
     int64_t scratch_shared_bytes; /* memory of a session for activations: this, and for each */
     int64_t scratch_thread_bytes; /* worker that */
+    int64_t steering_layers;      /* rows of bsm_steer's directions; 0: compiled without steering */
+    int64_t steering_width;       /* floats of such a row */
 } bsm_info;
 
 typedef struct bsm_model bsm_model;     /* code, weights and threads; read-only once open */
@@ -184,6 +187,35 @@ BSM_API bsm_status bsm_sample(bsm_session *session, bsm_sampler *sampler, int32_
  * windows) is computed again from the history with the next call. Also withdraws a bsm_cancel that
  * no call has answered yet. Fails with BSM_ERROR_ARGUMENT unless 0 <= n <= position, _BUSY. */
 BSM_API bsm_status bsm_rewind(bsm_session *session, int64_t n, bsm_error *error);
+
+/* -- copies, files, steering ------------------------------------------------------------------ */
+
+/* A copy that goes its own way from here: what is held, the logits and the steering. It costs
+ * memory for what is held, so a prompt that many conversations begin with is computed once.
+ * Sets *copy, to NULL on failure: BSM_ERROR_ARGUMENT, _MEMORY, _BUSY. */
+BSM_API bsm_status bsm_session_copy(bsm_session *session, bsm_session **copy, bsm_error *error);
+
+/* Write the tokens and what was computed of them to a file, whole or not at all: it is written
+ * beside `path` and renamed. Python's Session.load reads it.
+ * Fails with BSM_ERROR_ARGUMENT, _FILE, _MEMORY, _BUSY. */
+BSM_API bsm_status bsm_session_save(bsm_session *session, const char *path, bsm_error *error);
+
+/* Replace what is held by a session that bsm_session_save, or Python's Session.save, wrote. The
+ * whole file is checked first, and must come from this very model (layouts and weights). There are
+ * no logits then: they come with the next token, or by bsm_rewind by one and the last token again.
+ * Fails with BSM_ERROR_FILE, _SESSION for a damaged file or one of another model, _ARGUMENT,
+ * _MEMORY, _BUSY; the session is then as it was. */
+BSM_API bsm_status bsm_session_load(bsm_session *session, const char *path, bsm_error *error);
+
+/* Move the outputs of sublayers along directions from now on: y becomes y - scale * (y . d) * d,
+ * with the direction d of its layer. What is held is computed again with the next call.
+ * directions: [steering_layers][steering_width], finite, copied; NULL: no longer. attention, ffn:
+ * the scales of the two kinds of sublayer; a d of length 1 and scale 1 take the direction out.
+ * Fails with BSM_ERROR_ARGUMENT, also for a model that was compiled without steering, _BUSY. */
+BSM_API bsm_status bsm_steer(bsm_session *session, const float *directions, double attention,
+                             double ffn, bsm_error *error);
+
+/* -- ending a call ---------------------------------------------------------------------------- */
 
 /* Make the running prefill or decode return BSM_CANCELLED at its next layer; if none is running, or
  * the running one is past its last layer, the next one. The session is then as before that call.

@@ -35,6 +35,7 @@ const char *bsm_status_text(bsm_status status) {
     case BSM_ERROR_NUMERIC: return "the model's numbers broke down";
     case BSM_ERROR_HEADER: return "the header belongs to another model";
     case BSM_ERROR_TOKENIZER: return "wrong or damaged tokenizer file";
+    case BSM_ERROR_SESSION: return "wrong or damaged session file";
     default: return "unknown status";
     }
 }

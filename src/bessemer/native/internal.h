@@ -43,10 +43,21 @@ typedef struct bsm_ring {
     int64_t rows;
 } bsm_ring;
 
-/* A mutated buffer of the model, in the state memory; zeros at the start. */
+/* Rows of the state memory that tokens fill: `copies` times (heads), `stride` bytes apart. When
+ * the positions below h have been written, the first min(rows, h / rate) rows of each have, and
+ * what stands for them are whole blocks of block_rows rows. */
+typedef struct bsm_part {
+    int64_t offset;
+    int64_t copies, stride;
+    int64_t rate, rows;
+    int64_t block_rows, block_bytes;
+} bsm_part;
+
+/* A buffer of the model, in the state memory; zeros at the start. given: steps only read it. */
 typedef struct bsm_region {
     int64_t offset;
     int64_t bytes;
+    int64_t given;
 } bsm_region;
 
 /* Rotary factors that depend on the length of the whole sequence. LONGROPE: one set up to
@@ -63,8 +74,13 @@ typedef struct bsm_description {
     int64_t state_header_words;
     const bsm_ring *rings;
     int64_t ring_count;
+    const bsm_part *parts; /* in the order of a session file */
+    int64_t part_count;
     const bsm_region *named_states;
     int64_t named_state_count;
+    int64_t directions_offset; /* of what steers, in the state memory, floats: directions */
+    int64_t scales_offset;     /* and scales [2]; 0: compiled without steering */
+    int32_t mutates;           /* whether steps change named states */
     int64_t rope_threshold;
     int32_t rope_kind;
     const bsm_variant *variants; /* the best first */
@@ -143,8 +159,44 @@ void bsm_model_reference(bsm_model *model);
 
 /* -- session.c */
 
+/* What the state memory is good for (as in runtime/state.py).
+ * position: tokens of the history.  valid: how many of them, from the start, the state memory
+ * stands for.  high_water: one past the highest position that may have been written since the state
+ * was begun anew; rings have lost what lies more than their length below it.  regime: of the rotary
+ * factors that the state was computed with. */
+typedef struct bsm_holding {
+    int64_t position, valid, high_water, regime;
+} bsm_holding;
+
+struct bsm_session {
+    bsm_model *model;
+    bsm_context context;
+    bsm_holding held;
+    int32_t busy;       /* atomic */
+    int32_t has_logits; /* whether `logits` belong to the last token */
+    char *state;
+    char *scratch;
+    int32_t *tokens; /* [context_length], the history */
+    int64_t *inputs; /* [4][chunk]: ids, positions, slots, output rows */
+    float *logits;   /* [vocab_size], after the last token */
+};
+
 /* Hold the session for one call: BSM_OK, or why not. */
 bsm_status bsm_session_enter(bsm_session *session, bsm_error *error);
 void bsm_session_leave(bsm_session *session);
+/* What is held, changed as a whole; the logits are no longer those of the last token. */
+void bsm_session_hold(bsm_session *session, bsm_holding held);
+
+/* -- state.c */
+
+/* A stretch of the state memory. Returns 0 to go on. */
+typedef int bsm_visit(void *arg, int64_t offset, int64_t bytes);
+
+/* Visit the stretches that stand for what is held, always in the same order; returns what the last
+ * visit did. */
+int bsm_state_visit(const bsm_description *model, const bsm_holding *held, bsm_visit *visit,
+                    void *arg);
+/* How long they are together. */
+int64_t bsm_state_held_bytes(const bsm_description *model, const bsm_holding *held);
 
 #endif

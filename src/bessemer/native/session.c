@@ -1,6 +1,6 @@
 /* One conversation: its cache, its position, its token history. See api.h.
  *
- * What the memory is good for is kept in four numbers (`held`, as in runtime/state.py): a call
+ * What the memory is good for is kept in four numbers (`bsm_holding`): a call
  * notes what it is going to overwrite before it begins, so whatever ends it, the session knows
  * which tokens must be fed again from the history.
  */
@@ -8,27 +8,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-
-/* position: tokens of the history.  valid: how many of them, from the start, the state memory
- * stands for.  high_water: one past the highest position that may have been written since the state
- * was begun anew; rings have lost what lies more than their length below it.  regime: of the rotary
- * factors that the state was computed with. */
-typedef struct holding {
-    int64_t position, valid, high_water, regime;
-} holding;
-
-struct bsm_session {
-    bsm_model *model;
-    bsm_context context;
-    holding held;
-    int32_t busy;       /* atomic */
-    int32_t has_logits; /* whether `logits` belong to the last token */
-    char *state;
-    char *scratch;
-    int32_t *tokens; /* [context_length], the history */
-    int64_t *inputs; /* [4][chunk]: ids, positions, slots, output rows */
-    float *logits;   /* [vocab_size], after the last token */
-};
 
 /* What a call feeds and wants; the positions are filled by `take`. */
 typedef struct feed {
@@ -64,6 +43,14 @@ bsm_status bsm_session_enter(bsm_session *session, bsm_error *error) {
 
 void bsm_session_leave(bsm_session *session) {
     __atomic_store_n(&session->busy, 0, __ATOMIC_RELEASE);
+}
+
+void bsm_session_hold(bsm_session *session, bsm_holding held) {
+    session->has_logits = 0;
+    session->held.valid = held.valid;
+    session->held.high_water = held.high_water;
+    session->held.regime = held.regime;
+    __atomic_store_n(&session->held.position, held.position, __ATOMIC_RELAXED);
 }
 
 bsm_status bsm_session_create(bsm_model *model, bsm_session **session, bsm_error *error) {
@@ -137,11 +124,11 @@ static int64_t regime(const bsm_description *model, int64_t length) {
 }
 
 /* How many of the held tokens need not be fed again: all that are valid, or 0. */
-static int64_t usable(const bsm_description *model, const holding *held, int64_t wanted_regime) {
+static int64_t usable(const bsm_description *model, const bsm_holding *held, int64_t wanted_regime) {
     int64_t keep = held->valid < held->position ? held->valid : held->position;
     if (keep == 0 || held->regime != wanted_regime) return 0;
     if (keep == held->high_water) return keep; /* nothing was written beyond it */
-    if (model->named_state_count > 0) return 0;
+    if (model->mutates) return 0;
     for (int64_t i = 0; i < model->ring_count; i++) {
         const bsm_ring *ring = &model->rings[i];
         int64_t needed = keep / ring->rate * ring->rate + ring->rate - ring->reach;
@@ -154,13 +141,13 @@ static int64_t usable(const bsm_description *model, const holding *held, int64_t
 /* Note that the positions [at, end) are going to be overwritten. */
 static void begin(bsm_session *session, int64_t at, int64_t end, int64_t wanted_regime) {
     const bsm_description *model = session->model->description;
-    holding *held = &session->held;
-    if (at == 0)
-        for (int64_t i = 0; i < model->named_state_count; i++)
-            memset(session->state + model->named_states[i].offset, 0,
-                   (size_t)model->named_states[i].bytes);
+    bsm_holding *held = &session->held;
+    for (int64_t i = 0; at == 0 && i < model->named_state_count; i++) {
+        const bsm_region *named = &model->named_states[i];
+        if (!named->given) memset(session->state + named->offset, 0, (size_t)named->bytes);
+    }
     int64_t valid = at < held->position ? at : held->position;
-    held->valid = model->named_state_count > 0 ? 0 : valid;
+    held->valid = model->mutates ? 0 : valid;
     if (at == 0 || end > held->high_water) held->high_water = end;
     held->regime = wanted_regime;
     session->has_logits = 0;
@@ -282,7 +269,7 @@ static bsm_status check_rows(const feed *f, bsm_error *error) {
 static bsm_status take(bsm_session *session, bsm_entry *entry, const int32_t *ids, feed f,
                        bsm_error *error) {
     const bsm_description *model = session->model->description;
-    holding *held = &session->held;
+    bsm_holding *held = &session->held;
     f.first = held->position;
     f.end = f.first + f.count;
     int64_t wanted_regime = regime(model, f.end);
@@ -339,7 +326,7 @@ bsm_status bsm_decode(bsm_session *session, int32_t id, bsm_error *error) {
 bsm_status bsm_rewind(bsm_session *session, int64_t n, bsm_error *error) {
     bsm_status status = bsm_session_enter(session, error);
     if (status != BSM_OK) return status;
-    holding *held = &session->held;
+    bsm_holding *held = &session->held;
     if (n < 0 || n > held->position) {
         status = bsm_fail(error, BSM_ERROR_ARGUMENT,
                           "rewind to %lld: the session holds %lld tokens", (long long)n,

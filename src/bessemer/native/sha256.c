@@ -1,4 +1,4 @@
-/* SHA-256 (FIPS 180-4), for tables of some kilobytes. */
+/* SHA-256 (FIPS 180-4): of the weight file's table, and of saved sessions. */
 #include "internal.h"
 
 #include <string.h>
