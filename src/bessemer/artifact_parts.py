@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from bessemer.artifact.manifest import Level
+    from bessemer.artifact.writer import ReadStored
     from bessemer.codegen.description import Variant
     from bessemer.compiler import Compilation
     from bessemer.importer.api import Imported
@@ -98,14 +99,13 @@ def tokenizer_writer(checkpoint: WeightReader) -> Callable[[Path], None] | None:
     return getattr(checkpoint, "write_tokenizer", None) if has_tokenizer() else None
 
 
-def stored_reader(checkpoint: WeightReader) -> Callable[[str], tuple[str, np.ndarray] | None]:
-    """Bit patterns of tensors that are kept as plain floats; None for quantised ones."""
+def stored_reader(checkpoint: WeightReader) -> ReadStored:
+    """Bit patterns of tensors that are kept as plain floats of a dtype; None of all others."""
 
-    def read(name: str) -> tuple[str, np.ndarray] | None:
-        dtype = checkpoint.info(name).dtype
-        if dtype not in FLOAT_FORMATS:
+    def read(name: str, dtype: str, rows: range | None = None) -> np.ndarray | None:
+        if dtype not in FLOAT_FORMATS or checkpoint.info(name).dtype != dtype:
             return None
-        return dtype, checkpoint.read_stored(name)
+        return checkpoint.read_stored(name, rows)
 
     return read
 

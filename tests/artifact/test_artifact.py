@@ -68,12 +68,12 @@ def test_stored_dtype_is_taken_without_a_detour(tmp_path: Path) -> None:
     numbers = tensors()
     asked: list[str] = []
 
-    def read_stored(name: str) -> tuple[str, np.ndarray] | None:
-        asked.append(name)
-        return ("f16", bits) if name == "embed" else ("f16", numbers[name].astype(np.float16))
+    def read_stored(name: str, dtype: str) -> np.ndarray | None:
+        asked.append(f"{name} as {dtype}")
+        return bits if name == "embed" else None
 
     path = write_fake(tmp_path / "out", read_stored=read_stored)
-    assert asked == ["embed", "norm"]
+    assert asked == ["embed as f16", "norm as f32"]
     artifact = open_artifact(path)
     assert np.array_equal(f32_to_f16(artifact.weight("embed")), bits)
     assert np.array_equal(artifact.weight("norm"), numbers["norm"])

@@ -86,6 +86,7 @@ def test_large_buffers_are_weights_not_constants() -> None:
     assert "wide" in found.checkpoint.names()
     assert "small" not in found.checkpoint.names()
     assert np.array_equal(found.checkpoint.read_stored("wide"), module.wide.numpy())
+    assert np.array_equal(found.checkpoint.read("wide", range(2, 5)), module.wide.numpy()[2:5])
     double = reference_logits(found, lambda name: found.checkpoint.read(name) * 2)(IDS)
     assert difference(double, expected) > 0.1
 

@@ -1,7 +1,8 @@
 """Numbers of a tensor to the bytes of `weights.bin`, and back.
 
 A matrix is packed a few panels at a time, so that the memory needed beside the tensor itself is
-small whatever its size.
+small whatever its size; and a large tensor in parts of its rows (`row_parts`), so that it is never
+whole in memory either.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ from bessemer.quantize.q8_0 import encode
 # a block is large enough that Python's part in it doesn't show.
 BLOCK_NUMBERS = 1 << 20
 
+# Numbers of a part of a tensor: 64 MiB of float32, an expert of DeepSeek V4 Flash. Reading parts
+# of this size costs no more than reading all at once.
+PART_NUMBERS = 1 << 24
+
 # 16-bit floats are held as bit patterns: NumPy has no bfloat16.
 ELEMENTS: dict[str, np.dtype] = {
     "f32": np.dtype("<f4"),
@@ -40,27 +45,41 @@ ELEMENTS: dict[str, np.dtype] = {
 }
 
 
+def row_parts(weight: StoredWeight) -> list[range]:
+    """The rows of a weight's leading axis in parts of about PART_NUMBERS, at least a row. Parts of
+    a matrix are whole panels.
+    """
+    if not weight.shape:
+        return []
+    count, *inner = weight.shape
+    step = PANEL_ROWS if weight.layout == "panels" and len(inner) == 1 else 1
+    step *= max(1, PART_NUMBERS // max(1, step * math.prod(inner)))
+    return [range(i, min(i + step, count)) for i in range(0, count, step)]
+
+
 def pack(
-    values: np.ndarray, weight: StoredWeight, *, stored: bool = False
+    values: np.ndarray, weight: StoredWeight, *, stored: bool = False, rows: range | None = None
 ) -> Iterator[npt.NDArray[np.uint8]]:
     """The bytes of a weight in pieces, in order; together `weight.nbytes`.
 
     values: the tensor in its logical shape, float32 for the float types; with `stored`, already in
-    the storage type (bit patterns for f16 and bf16).
+    the storage type (bit patterns for f16 and bf16).  rows: those that `values` has, where it is
+    one of `row_parts`; then these rows' bytes.
     Raises CompileError when the shape is another one, or when a finite number doesn't fit f16.
     """
-    if tuple(values.shape) != weight.shape:
+    shape = weight.shape if rows is None else (len(rows), *weight.shape[1:])
+    if tuple(values.shape) != shape:
         raise CompileError(
             f"weight {weight.name!r} has shape {list(values.shape)}, and the compiled code expects "
-            f"{list(weight.shape)}: this is a bug of Bessemer, please report it with the model"
+            f"{list(shape)}: this is a bug of Bessemer, please report it with the model"
         )
     if weight.layout == "plain":
         flat = values.reshape(-1)
         for start in range(0, flat.size, BLOCK_NUMBERS):
             yield _bytes(_convert(flat[start : start + BLOCK_NUMBERS], weight, stored))
         return
-    *lead, rows, depth = weight.shape
-    for matrix in values.reshape(math.prod(lead), rows, depth):
+    *lead, height, depth = shape
+    for matrix in values.reshape(math.prod(lead), height, depth):
         yield from _pack_panels(matrix, weight, stored)
 
 

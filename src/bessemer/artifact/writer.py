@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -24,18 +25,33 @@ from bessemer.artifact.manifest import (
     table_digest,
     weight_table,
 )
-from bessemer.artifact.packing import ELEMENTS, pack
+from bessemer.artifact.packing import ELEMENTS, PART_NUMBERS, pack, row_parts
 from bessemer.artifact.weight_file import Blocks, data_end, write_weights
 from bessemer.errors import ArtifactError
-from bessemer.graph import Value, evaluate_value
+from bessemer.graph import Value, evaluate_rows, evaluate_value, splits
 
 C_INTERFACE = "_mlir_ciface_"
 
 # Room beyond the weights that a disk must have: libraries, tokenizer, emitted IR.
 OTHER_BYTES = 64 << 20
 
-Read = Callable[[str], np.ndarray]
 FileContent = Path | str | bytes
+
+
+class Read(Protocol):
+    """A checkpoint tensor by name, float32; or rows of its leading axis, asked of large ones."""
+
+    def __call__(self, name: str, rows: range | None = None, /) -> np.ndarray: ...
+
+
+class ReadStored(Protocol):
+    """The bit patterns of a tensor that is kept as a dtype ("f16", ...), or rows of them; None of
+    one that isn't. Saves the way over float32 when the artifact stores the same dtype.
+    """
+
+    def __call__(
+        self, name: str, dtype: str, rows: range | None = None, /
+    ) -> np.ndarray | None: ...
 
 
 class GeneratedModel(Protocol):
@@ -61,7 +77,7 @@ def write_artifact(
     generated: GeneratedModel,
     write_code: Callable[[Path, str], None],
     read: Read,
-    read_stored: Callable[[str], tuple[str, np.ndarray] | None] | None = None,
+    read_stored: ReadStored | None = None,
     name: str,
     config: Mapping[str, Any],
     generation_config: Mapping[str, Any],
@@ -84,9 +100,7 @@ def write_artifact(
 
     write_code: puts model.so, libmodel.a and model.h into the folder that it is given. It is called
     last: tokenizer and weights are there, and it learns the hash of the weights' table (the
-    manifest's `weights_digest`), which the library must know.  read: a checkpoint tensor by name,
-    float32.  read_stored: its storage dtype ("f16", ...) and its bit patterns, or None where there
-    are none; saves the way over float32 when the artifact stores the same dtype.
+    manifest's `weights_digest`), which the library must know.
     prefix: what every global symbol of the library begins with (`--prefix`).
     write_tokenizer: puts the tokenizer's files into a folder.  extra_files: relative path (such as
     "ir/forward_prefill.mlir") to content.  replace: whether a finished artifact that is there by
@@ -163,24 +177,44 @@ def _json(value: Mapping[str, Any]) -> str:
 def weight_blocks(
     expressions: Mapping[str, Value],
     read: Read,
-    read_stored: Callable[[str], tuple[str, np.ndarray] | None] | None,
+    read_stored: ReadStored | None,
 ) -> Callable[[StoredWeight], Blocks]:
-    """How a weight becomes bytes. One is held in memory at a time."""
+    """How a weight becomes bytes. A part of one is held in memory at a time (`row_parts`)."""
 
     def blocks_of(weight: StoredWeight) -> Blocks:
         expression = expressions.get(weight.name)
-        param = weight.name
-        if expression is not None:
-            if expression.op != "param":
-                return pack(evaluate_value(expression, read), weight)
-            param = str(expression.node.attrs["name"])
-        same = read_stored(param) if read_stored is not None else None
-        if same is not None and same[0] == weight.dtype and same[1].dtype == ELEMENTS[same[0]]:
-            return pack(same[1], weight, stored=True)
-        del same
-        return pack(read(param), weight)
+        if expression is not None and expression.op != "param":
+            return expression_blocks(expression, read, weight)
+        param = weight.name if expression is None else str(expression.node.attrs["name"])
+        return _tensor_blocks(param, read, read_stored, weight)
 
     return blocks_of
+
+
+def expression_blocks(expression: Value, read: Read, weight: StoredWeight) -> Blocks:
+    """The bytes of a weight that is made of checkpoint tensors, of all rows at once only where
+    there are few, or where they can't be told apart.
+    """
+    parts = row_parts(weight)
+    if len(parts) > 1 and splits(expression, math.prod(weight.shape[1:]) + PART_NUMBERS):
+        for rows in parts:
+            yield from pack(evaluate_rows(expression, read, rows), weight, rows=rows)
+    else:
+        yield from pack(evaluate_value(expression, read), weight)
+
+
+def _tensor_blocks(
+    param: str, read: Read, read_stored: ReadStored | None, weight: StoredWeight
+) -> Blocks:
+    """The bytes of a weight that is a checkpoint tensor."""
+    parts: Sequence[range | None] = row_parts(weight)
+    for rows in parts if len(parts) > 1 else [None]:
+        given = () if rows is None else (rows,)
+        same = None if read_stored is None else read_stored(param, weight.dtype, *given)
+        stored = same is not None and same.dtype == ELEMENTS[weight.dtype]
+        values = read(param, *given) if same is None or not stored else same
+        del same
+        yield from pack(values, weight, stored=stored, rows=rows)
 
 
 def _check_space(destination: Path, needed: int) -> None:

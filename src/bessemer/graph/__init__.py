@@ -5,6 +5,7 @@ from bessemer.graph.dims import Dim, Shape, Size
 from bessemer.graph.dtypes import DType
 from bessemer.graph.evaluate import evaluate, evaluate_node, evaluate_value
 from bessemer.graph.parser import parse_graph
+from bessemer.graph.parts import evaluate_rows, splits
 from bessemer.graph.printer import print_graph
 from bessemer.graph.schema import Env, GraphError, build, constant, emit, param, schema_of
 from bessemer.graph.verifier import verify
@@ -25,11 +26,13 @@ __all__ = [
     "emit",
     "evaluate",
     "evaluate_node",
+    "evaluate_rows",
     "evaluate_value",
     "param",
     "parse_graph",
     "print_graph",
     "schema_of",
+    "splits",
     "topological",
     "verify",
 ]

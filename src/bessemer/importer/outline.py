@@ -65,10 +65,10 @@ class ConfigCheckpoint(Checkpoint):
             raise CheckpointError(f"{self.path}: a model of this config has no tensor {name!r}")
         return held[name]
 
-    def read(self, name: str) -> np.ndarray:
+    def read(self, name: str, rows: range | None = None) -> np.ndarray:
         raise CheckpointError(f"{self.path} is a config without weights: there is no {name!r}")
 
-    def read_stored(self, name: str) -> np.ndarray:
+    def read_stored(self, name: str, rows: range | None = None) -> np.ndarray:
         return self.read(name)
 
     @property

@@ -23,15 +23,15 @@ log = logging.getLogger(__name__)
 
 
 class WeightReader(Protocol):
-    """Tensors by name, read one at a time."""
+    """Tensors by name, read one at a time, or some rows of their leading axis."""
 
     def names(self) -> list[str]: ...
 
     def info(self, name: str) -> TensorInfo: ...
 
-    def read(self, name: str) -> np.ndarray: ...
+    def read(self, name: str, rows: range | None = None) -> np.ndarray: ...
 
-    def read_stored(self, name: str) -> np.ndarray: ...
+    def read_stored(self, name: str, rows: range | None = None) -> np.ndarray: ...
 
     def fingerprint(self) -> str: ...
 
@@ -39,6 +39,10 @@ class WeightReader(Protocol):
 
 
 _DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+
+
+def _rows(tensor: torch.Tensor, rows: range | None) -> torch.Tensor:
+    return tensor if rows is None else tensor[rows.start : rows.stop]
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray:
@@ -78,11 +82,11 @@ class ModuleWeights:
         kind = _DTYPES.get(tensor.dtype, "f32" if tensor.is_floating_point() else "i64")
         return TensorInfo(name, tuple(tensor.shape), kind)
 
-    def read(self, name: str) -> np.ndarray:
-        return _array(self._tensor(name))
+    def read(self, name: str, rows: range | None = None) -> np.ndarray:
+        return _array(_rows(self._tensor(name), rows))
 
-    def read_stored(self, name: str) -> np.ndarray:
-        return _bits(self._tensor(name))
+    def read_stored(self, name: str, rows: range | None = None) -> np.ndarray:
+        return _bits(_rows(self._tensor(name), rows))
 
     def require(self, names: Iterable[str]) -> None:
         for name in names:
@@ -118,11 +122,14 @@ class WithExtra:
             return TensorInfo(name, tuple(self._extra[name].shape), "f32")
         return self._inner.info(name)
 
-    def read(self, name: str) -> np.ndarray:
-        return _array(self._extra[name]) if name in self._extra else self._inner.read(name)
+    def read(self, name: str, rows: range | None = None) -> np.ndarray:
+        if name in self._extra:
+            return _array(_rows(self._extra[name], rows))
+        return self._inner.read(name, rows)
 
-    def read_stored(self, name: str) -> np.ndarray:
-        return self.read(name) if name in self._extra else self._inner.read_stored(name)
+    def read_stored(self, name: str, rows: range | None = None) -> np.ndarray:
+        held = name in self._extra
+        return self.read(name, rows) if held else self._inner.read_stored(name, rows)
 
     def require(self, names: Iterable[str]) -> None:
         self._inner.require(n for n in names if n not in self._extra)

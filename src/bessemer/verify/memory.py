@@ -27,12 +27,11 @@ from bessemer.artifact.layout import (
     StoredWeight,
 )
 from bessemer.artifact.manifest import Manifest
-from bessemer.artifact.packing import pack
 from bessemer.artifact.reader import Artifact, Check, check_target
-from bessemer.graph import Value, evaluate_value
+from bessemer.artifact.writer import Read, expression_blocks
+from bessemer.graph import Value
 from bessemer.verify.report import MEMORY, Outcome, Report
 
-Read = Callable[[str], np.ndarray]
 Progress = Callable[[str, int, int], None]
 FAILURES_SHOWN = 8
 
@@ -161,7 +160,7 @@ def check_bits(
     progress: Progress = lambda stage, done, total: None,
 ) -> bool:
     """Every stored weight is the packed value of its expression over the checkpoint, bit for bit.
-    One weight is held in memory at a time.
+    A part of one weight is held in memory at a time.
     """
     weights = artifact.manifest.weights
     total = sum(w.nbytes for w in weights)
@@ -189,12 +188,11 @@ def _difference(
     expression = expressions.get(weight.name)
     if expression is None:
         return "the source doesn't have it"
-    values = evaluate_value(expression, read)
-    if tuple(values.shape) != weight.shape:
-        return f"shape {list(weight.shape)}, the checkpoint gives {list(values.shape)}"
+    if expression.shape != weight.shape:
+        return f"shape {list(weight.shape)}, the checkpoint gives {list(expression.shape)}"
     stored = artifact.stored(weight.name)
     at = 0
-    for block in pack(values, weight):
+    for block in expression_blocks(expression, read, weight):
         have = stored[at : at + block.nbytes]
         if not np.array_equal(have, block):
             first = at + int(np.argmax(have != block))

@@ -290,6 +290,11 @@ def test_q_and_k_are_unpermuted_by_their_own_head_count(
             full = f"model.layers.1.self_attn.{name}.weight"
             column = checkpoint.read(full)[:, 5]
             assert np.abs(column - np.arange(count)).max() < 0.3
+            for rows in (range(3), range(5, count - 1), range(8, 16)):  # within heads, and over
+                part = slice(rows.start, rows.stop)
+                assert np.array_equal(checkpoint.read(full, rows)[:, 5], column[part])
+                stored = checkpoint.read_stored(full)
+                assert np.array_equal(checkpoint.read_stored(full, rows), stored[part])
             stored_column = checkpoint.read_stored(full)[:, 5]
             encode = {"f16": f32_to_f16, "bf16": f32_to_bf16}.get(form)
             if encode is not None:

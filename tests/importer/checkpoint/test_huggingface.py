@@ -45,6 +45,12 @@ def test_tensors_are_read_as_float32_and_as_stored(tmp_path: Path, shards: int) 
             wanted = values if values.dtype == np.float32 else values.view(np.uint16)
             assert stored.dtype == wanted.dtype
             assert np.array_equal(stored, wanted)
+            for rows in (range(1, len(values)), range(2), range(1, 1)):
+                part = slice(rows.start, rows.stop)
+                assert np.array_equal(checkpoint.read(name, rows), values[part].astype(np.float32))
+                assert np.array_equal(checkpoint.read_stored(name, rows), wanted[part])
+            with pytest.raises(ValueError, match="of a tensor of shape"):
+                checkpoint.read(name, range(1, len(values) + 1))
             read[...] = 0
             stored[...] = 0
         assert np.array_equal(checkpoint.read(EMBED), expected[EMBED])

@@ -60,12 +60,15 @@ class Checkpoint(ABC):
         """Shape and storage format of a tensor. CheckpointError if there is none of that name."""
 
     @abstractmethod
-    def read(self, name: str) -> npt.NDArray[np.float32]:
-        """A tensor as a new float32 array of `TensorInfo.shape`; nothing of it is kept here."""
+    def read(self, name: str, rows: range | None = None) -> npt.NDArray[np.float32]:
+        """A tensor as a new float32 array of `TensorInfo.shape`; nothing of it is kept here.
+
+        rows: of the leading axis, in steps of one; only these are read.
+        """
 
     @abstractmethod
-    def read_stored(self, name: str) -> npt.NDArray[Any]:
-        """A tensor in its storage type, as a new array of `TensorInfo.shape`.
+    def read_stored(self, name: str, rows: range | None = None) -> npt.NDArray[Any]:
+        """A tensor (or rows of it) in its storage type, as a new array of `TensorInfo.shape`.
 
         float32 for f32, uint16 bit patterns for f16 and bf16; a quantised tensor is decoded as
         by `read`.

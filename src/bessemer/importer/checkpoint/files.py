@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import mmap
 import os
 import stat
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bessemer.errors import CheckpointError
+from bessemer.quantize import BlockFormat
 
 HASH_BUFFER_BYTES = 4 << 20
 """Read size for hashing: large enough that system calls don't show."""
@@ -108,6 +111,26 @@ class CheckpointFile:
                 self._map.close()
             self._map = None
         self.stream.close()
+
+
+@dataclass(frozen=True)
+class TensorPart:
+    """Rows of a stored tensor: its shape, and where its bytes lie from the tensor's first one."""
+
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+def part_of(shape: tuple[int, ...], fmt: BlockFormat, rows: range | None) -> TensorPart:
+    """Rows of the leading axis of a tensor that is stored in rows of whole blocks; None: all."""
+    if rows is None:
+        return TensorPart(shape, 0, fmt.nbytes(math.prod(shape)))
+    if not 0 <= rows.start <= rows.stop <= shape[0] or rows.step != 1:
+        raise ValueError(f"{rows} of a tensor of shape {list(shape)}")
+    wanted = (len(rows), *shape[1:])
+    before = (rows.start, *shape[1:])
+    return TensorPart(wanted, fmt.nbytes(math.prod(before)), fmt.nbytes(math.prod(wanted)))
 
 
 def read_json(path: Path) -> dict[str, Any]:

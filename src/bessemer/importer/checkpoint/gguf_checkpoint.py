@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy.typing as npt
 
 from bessemer.importer.checkpoint import gguf_tokenizer
 from bessemer.importer.checkpoint.base import Checkpoint, TensorInfo
-from bessemer.importer.checkpoint.files import damaged
+from bessemer.importer.checkpoint.files import damaged, part_of
 from bessemer.importer.checkpoint.gguf_architectures import ArchitectureReader, MappedTensor
 from bessemer.importer.checkpoint.gguf_file import GGUFFile, GGUFMetadata, GGUFTensor
 from bessemer.quantize import FLOAT_FORMATS, INTEGER_FORMATS, decode_blocks, storage_format
@@ -34,6 +35,23 @@ def unpermute(values: npt.NDArray[Any], heads: int) -> npt.NDArray[Any]:
     """
     rows = values.reshape(heads, values.shape[0] // heads // 2, 2, *values.shape[1:])
     return np.ascontiguousarray(rows.swapaxes(1, 2)).reshape(values.shape)
+
+
+def _in_order(
+    mapped: MappedTensor,
+    rows: range | None,
+    read: Callable[[range | None], npt.NDArray[Any]],
+) -> npt.NDArray[Any]:
+    """Rows of a tensor, whose rows a file may have in another order within each head."""
+    heads = mapped.permuted_heads
+    if not heads:
+        return read(rows)
+    if rows is None:
+        return unpermute(read(None), heads)
+    width = mapped.tensor.shape[0] // heads
+    first, last = rows.start // width, -(-rows.stop // width)
+    values = unpermute(read(range(first * width, last * width)), last - first)
+    return values[rows.start - first * width : rows.stop - first * width]
 
 
 class GGUFCheckpoint(Checkpoint):
@@ -100,11 +118,15 @@ class GGUFCheckpoint(Checkpoint):
     def _read_factors(self, name: str) -> list[float]:
         return [float(value) for value in self._decode(self._home[name], name)]
 
-    def _decode(self, file: GGUFFile, name: str) -> npt.NDArray[np.float32]:
+    def _decode(
+        self, file: GGUFFile, name: str, rows: range | None = None
+    ) -> npt.NDArray[np.float32]:
         tensor = file.tensors[name]
         fmt = storage_format(tensor.dtype)
-        values = decode_blocks(fmt, file.view(tensor.start, tensor.nbytes), tensor.shape)
-        file.drop_pages(tensor.start, tensor.nbytes)
+        part = part_of(tensor.shape, fmt, rows)
+        start = tensor.start + part.offset
+        values = decode_blocks(fmt, file.view(start, part.nbytes), part.shape)
+        file.drop_pages(start, part.nbytes)
         return values
 
     def _mapped(self, name: str) -> MappedTensor:
@@ -120,25 +142,27 @@ class GGUFCheckpoint(Checkpoint):
         tensor = self._mapped(name).tensor
         return TensorInfo(name, tensor.shape, tensor.dtype)
 
-    def read(self, name: str) -> npt.NDArray[np.float32]:
+    def read(self, name: str, rows: range | None = None) -> npt.NDArray[np.float32]:
         mapped = self._mapped(name)
-        values = self._decode(self._home[mapped.tensor.name], mapped.tensor.name)
-        return unpermute(values, mapped.permuted_heads) if mapped.permuted_heads else values
+        file, tensor = self._home[mapped.tensor.name], mapped.tensor
+        return _in_order(mapped, rows, lambda part: self._decode(file, tensor.name, part))
 
-    def read_stored(self, name: str) -> npt.NDArray[Any]:
+    def read_stored(self, name: str, rows: range | None = None) -> npt.NDArray[Any]:
         mapped = self._mapped(name)
         tensor = mapped.tensor
         if tensor.dtype not in FLOAT_FORMATS:
-            return self.read(name)
-        file = self._home[tensor.name]
-        raw = file.view(tensor.start, tensor.nbytes)
-        values = raw.view(storage_format(tensor.dtype).layout).reshape(tensor.shape)
-        result = (
-            unpermute(values, mapped.permuted_heads) if mapped.permuted_heads else values.copy()
-        )
-        del raw, values
-        file.drop_pages(tensor.start, tensor.nbytes)
-        return result
+            return self.read(name, rows)
+        file, fmt = self._home[tensor.name], storage_format(tensor.dtype)
+
+        def stored(rows: range | None) -> npt.NDArray[Any]:
+            part = part_of(tensor.shape, fmt, rows)
+            start = tensor.start + part.offset
+            values = np.empty(part.shape, dtype=fmt.layout)
+            values.reshape(-1).view(np.uint8)[:] = file.view(start, part.nbytes)
+            file.drop_pages(start, part.nbytes)
+            return values
+
+        return _in_order(mapped, rows, stored)
 
     @property
     def is_quantised(self) -> bool:

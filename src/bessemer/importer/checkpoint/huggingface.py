@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from bessemer.importer.checkpoint import hf_tokenizer
 from bessemer.importer.checkpoint.base import Checkpoint, TensorInfo
-from bessemer.importer.checkpoint.files import damaged, read_json
+from bessemer.importer.checkpoint.files import damaged, part_of, read_json
 from bessemer.importer.checkpoint.safetensors_file import SafetensorsEntry, SafetensorsFile
 from bessemer.quantize import FLOAT_FORMATS, INTEGER_FORMATS, decode_blocks, storage_format
 
@@ -123,23 +123,26 @@ class HuggingFaceCheckpoint(Checkpoint):
         _, entry = self._entry(name)
         return TensorInfo(name, entry.shape, entry.dtype.lower())
 
-    def read(self, name: str) -> npt.NDArray[np.float32]:
+    def read(self, name: str, rows: range | None = None) -> npt.NDArray[np.float32]:
         shard, entry = self._entry(name)
         fmt = storage_format(self._readable_format(name))
-        values = decode_blocks(fmt, shard.view(entry.start, entry.nbytes), entry.shape)
-        shard.drop_pages(entry.start, entry.nbytes)
+        part = part_of(entry.shape, fmt, rows)
+        start = entry.start + part.offset
+        values = decode_blocks(fmt, shard.view(start, part.nbytes), part.shape)
+        shard.drop_pages(start, part.nbytes)
         return values
 
-    def read_stored(self, name: str) -> npt.NDArray[Any]:
+    def read_stored(self, name: str, rows: range | None = None) -> npt.NDArray[Any]:
         shard, entry = self._entry(name)
         if entry.dtype.lower() in INTEGER_FORMATS:
-            return self.read(name)
-        layout = storage_format(self._readable_format(name)).layout
+            return self.read(name, rows)
+        fmt = storage_format(self._readable_format(name))
+        part = part_of(entry.shape, fmt, rows)
+        start = entry.start + part.offset
         # np.empty aligns; the file's bytes need not be aligned to their dtype.
-        values = np.empty(entry.shape, dtype=layout)
-        raw = shard.view(entry.start, entry.nbytes)
-        values.reshape(-1).view(np.uint8)[:] = raw
-        shard.drop_pages(entry.start, entry.nbytes)
+        values = np.empty(part.shape, dtype=fmt.layout)
+        values.reshape(-1).view(np.uint8)[:] = shard.view(start, part.nbytes)
+        shard.drop_pages(start, part.nbytes)
         return values
 
     def _readable_format(self, name: str) -> str:
