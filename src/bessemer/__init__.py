@@ -14,10 +14,10 @@ Importing this loads neither torch nor MLIR; `compile` does, when it has somethi
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # as typing has it, whose import takes longer than all of this
 if TYPE_CHECKING:
+    from typing import Any
+
     from bessemer.api import compile, load
     from bessemer.compile_options import CompileOptions
     from bessemer.errors import (
@@ -70,6 +70,8 @@ def __getattr__(name: str) -> Any:
     """Load a public name when it is first used."""
     if name not in __all__:
         raise AttributeError(f"module 'bessemer' has no attribute {name!r}")
+    import importlib
+
     home = importlib.import_module(f"bessemer.{_HOMES.get(name, 'errors')}")
     value = getattr(home, name)
     globals()[name] = value

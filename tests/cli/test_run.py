@@ -20,8 +20,8 @@ from tests.runtime.toy_text import favouring, write_model
 from .conftest import Run
 
 KEYS = {
-    "text", "tokens", "prompt_tokens", "finish_reason", "prefill_tokens_per_second",
-    "decode_tokens_per_second", "time_to_first_token_s", "load_s", "compile_s",
+    "text", "tokens", "prompt_tokens", "finish_reason", "interrupted", "load_s", "compile_s",
+    "prefill_tokens_per_second", "decode_tokens_per_second", "time_to_first_token_s",
 }  # fmt: skip
 
 
@@ -46,6 +46,7 @@ def test_json(bessemer: Run, compiled: Path) -> None:
     assert done.json["text"] == "aaaaa"
     assert done.json["tokens"] == 5
     assert done.json["finish_reason"] == "length"
+    assert done.json["interrupted"] is False
     assert done.json["compile_s"] == 0
     assert done.json["prompt_tokens"] == len("[user]hello[assistant]") + 2
     assert done.err == ""
@@ -266,8 +267,10 @@ def test_ctrl_c_inside_a_long_step(tmp_path: Path) -> None:
     out, _ = process.communicate(timeout=30)
     assert time.monotonic() - began < 15
     assert process.returncode == 130
-    if out:  # unless the signal came before the first step
-        assert json.loads(out)["finish_reason"] == "cancelled"
+    answer = json.loads(out)
+    assert set(answer) == KEYS
+    assert answer["interrupted"] is True
+    assert answer["finish_reason"] == "cancelled"
 
 
 def test_a_reader_that_goes_away(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bessemer.cli import VERBS
+from bessemer.cli.command_line import VERBS
 from bessemer.cli.options import StorageOptions
 from bessemer.compile_options import KV_FORMATS
 from bessemer.importer import SUPPORTED, UNSUPPORTED

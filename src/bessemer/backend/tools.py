@@ -47,12 +47,19 @@ def run_tool(
 ) -> str:
     """Run a tool without a shell and return its standard output.
 
-    A tool that can't start or fails is a CompileError with its own words.
+    A tool that can't start or fails is a CompileError with its own words. Ctrl-C is for this
+    process alone, which ends the tool: one that was interrupted itself would count as failed.
     """
     words = [os.fspath(word) for word in command]
     try:
         done = subprocess.run(
-            words, check=False, capture_output=True, text=True, errors="replace", env=env
+            words,
+            check=False,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env=env,
+            start_new_session=True,
         )
     except OSError as error:
         raise CompileError(f"{words[0]} can't be run: {error.strerror or error}") from error

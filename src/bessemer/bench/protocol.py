@@ -60,6 +60,7 @@ class Worker:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             env={**os.environ, **(env or {})},
+            start_new_session=True,  # Ctrl-C is for who drives it, and then ends it
         )
 
     @property

@@ -1,131 +1,45 @@
-"""The command line: `bessemer VERB ...`. One module a verb; heavy imports inside the verbs.
+"""The command line: `bessemer VERB ...`. One module a verb.
 
 Results go to standard output, everything else to standard error. Exit codes: 0 success, 1 an error
 or a failed check, 2 a wrong call, 130 interrupted, 141 the reader of the output went away.
+
+Nothing is imported before `main` is entered: there Ctrl-C would be a traceback.
 """
 
 from __future__ import annotations
 
-import logging
-import os
-import sys
-from collections.abc import Sequence
-
-import cyclopts
-
-import bessemer
-from bessemer.errors import BessemerError, UsageError
-from bessemer.installation import what_to_install
-
-EXIT_ERROR = 1
-EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
-EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE
-
-VERBS = {
-    "compile": "Compile a model to native code.",
-    "run": "Answer one prompt.",
-    "chat": "Talk to a model.",
-    "bench": "Measure a compiled model and the machine.",
-    "verify": "Check a compiled model: files, memory, and numbers against PyTorch.",
-    "inspect": "Show a model on its way through the compiler.",
-    "models": "List what can be run here.",
-    "pull": "Fetch a model from the Hugging Face hub.",
-    "env": "Show the machine, the versions, and what is missing.",
-}
-
-
-def build_app(used: str | None = None) -> cyclopts.App:
-    """The parser. Only the module of the verb that is `used` is imported, and helps in full."""
-    app = cyclopts.App(
-        name="bessemer",
-        help="Compile language models to native code for this machine's CPU, and run them.",
-        version=bessemer.__version__,
-        default_parameter=cyclopts.Parameter(negative=()),
-        result_action="return_value",
-    )
-    for verb, title in VERBS.items():
-        app.command(f"bessemer.cli.{verb}:{verb}", name=verb, help=None if verb == used else title)
-    return app
+TYPE_CHECKING = False  # as typing has it, whose import takes longer than all of this
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line (without the program's name); returns the exit code."""
-    tokens = list(sys.argv[1:] if argv is None else argv)
-    if not _prepare_streams():
-        fail("standard output is closed")
-        return EXIT_ERROR
-    try:
-        app = build_app(tokens[0] if tokens else None)
-        code = app(tokens, exit_on_error=False, print_error=False)
-        sys.stdout.flush()
-        return code if isinstance(code, int) else 0
-    except cyclopts.CycloptsError as error:
-        literal = tokens[tokens.index("--") + 1 :] if "--" in tokens else []
-        if any(token.startswith("-") for token in literal[1:]):
-            fail("after -- nothing is an option: give the options before it, and MODEL last")
-        else:
-            fail(str(error).strip() + "  (see `bessemer --help`)")
-        return EXIT_USAGE
-    except UsageError as error:
-        fail(str(error))
-        return EXIT_USAGE
-    except ModuleNotFoundError as error:
-        message = what_to_install(error)
-        if message is None:
-            raise
-        fail(message)
-        return EXIT_ERROR
-    except BrokenPipeError:
-        _forget_stdout()
-        return EXIT_BROKEN_PIPE
-    except BessemerError as error:
-        fail(str(error))
-        return EXIT_ERROR
-    except OSError as error:
-        # A full disk behind a redirected output, a file that went away.
-        _forget_stdout()
-        where = f"{error.filename}: " if error.filename else ""
-        fail(f"{where}{error.strerror or error}")
-        return EXIT_ERROR
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
+    """Run one command line (without the program's name); returns the exit code.
 
-
-def fail(message: str) -> None:
-    """Report an error."""
-    print(f"bessemer: error: {message}", file=sys.stderr)
-
-
-def _prepare_streams() -> bool:
-    """No text may fail to be printed; what we have to say goes to standard error. Whether there is
-    a standard output at all; the other two are replaced by nothing where they are closed.
+    Without `argv` it is that of the process, which is expected to end with it.
     """
-    if sys.stdin is None:
-        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 - for good
-    if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
-    if sys.stdout is None:
-        return False
-    for stream in (sys.stdout, sys.stderr):
-        reconfigure = getattr(stream, "reconfigure", None)
-        if reconfigure is not None:
-            reconfigure(errors="replace")
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("bessemer: %(message)s"))
-    logger = logging.getLogger("bessemer")
-    logger.handlers[:] = [handler]
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
-    # Libraries that compiling loads are talkative; what matters comes as an exception.
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    return True
+    import os
+    import sys
 
+    try:
+        from bessemer.cli import interrupt
 
-def _forget_stdout() -> None:
-    """Let the interpreter flush to nowhere at its end, without a complaint."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, sys.stdout.fileno())
-    os.close(null)
+        tokens = list(sys.argv[1:] if argv is None else argv)
+        interrupt.owe_answer(tokens)
+        if argv is None:
+            interrupt.let_none_be_lost()
+        from bessemer.cli.command_line import answer
+
+        code = answer(tokens)
+        if argv is None:
+            interrupt.end_at_once()
+    except KeyboardInterrupt:
+        from bessemer.cli import interrupt
+
+        if argv is None:
+            interrupt.end_at_once()
+        interrupt.report()
+        if argv is None:
+            os._exit(interrupt.EXIT_INTERRUPTED)  # not waiting for threads amidst their work
+        return interrupt.EXIT_INTERRUPTED
+    return code

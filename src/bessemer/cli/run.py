@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from bessemer.cli import interrupt
 from bessemer.cli.line_file import LineFile
 from bessemer.cli.options import (
     DumpArguments,
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from bessemer import runtime
     from bessemer.runtime.generate import GenerationResult
     from bessemer.runtime.model import Stream
-
-EXIT_INTERRUPTED = 130
 
 
 def run(
@@ -125,15 +124,26 @@ def _answer(stream: Stream, loaded: Loaded, *, json: bool) -> int:
                 show.write(piece)
                 show.flush()
     except KeyboardInterrupt:  # between two steps: what is there is shown all the same
-        stream.cancel()
-        stream.complete()
+        _cancel(stream)
     result = stream.result
     if show is None:
+        interrupt.owe_nothing()
         print(json_format.dumps(report(result, loaded), ensure_ascii=False))
     else:
         print(flush=True)
         print(statistics(result), file=sys.stderr)
-    return EXIT_INTERRUPTED if result.finish_reason == "cancelled" else 0
+    return interrupt.EXIT_INTERRUPTED if result.finish_reason == "cancelled" else 0
+
+
+def _cancel(stream: Stream) -> None:
+    """End an answer, however often Ctrl-C is pressed meanwhile."""
+    while True:
+        try:
+            stream.cancel()
+            stream.complete()
+            return
+        except KeyboardInterrupt:
+            continue
 
 
 @dataclass(frozen=True)
@@ -169,21 +179,26 @@ def load_model(
     began = time.monotonic()
     model = RuntimeModel(prepared.artifact, threads)
     steering.apply(model)
-    with ThreadPoolExecutor(1) as pool:  # the weights come in while the tokenizer is built
+    pool = ThreadPoolExecutor(1)  # the weights come in while the tokenizer is built
+    try:
         tokenizer = pool.submit(lambda: model.tokenizer)
         model.engine  # noqa: B018
         tokenizer.result()
+    finally:
+        # Ctrl-C may leave a module's import lock held, for which the other thread waits for ever.
+        pool.shutdown(wait=False)
     return Loaded(model, time.monotonic() - began, prepared.compile_seconds)
 
 
 def report(result: GenerationResult, loaded: Loaded) -> dict[str, Any]:
-    """The object that `--json` prints."""
+    """The object that `--json` prints; `interrupt.NO_ANSWER` is the one without a result."""
     first = result.time_to_first_token_s
     return {
         "text": result.text,
         "tokens": len(result.tokens),
         "prompt_tokens": result.prompt_tokens,
         "finish_reason": result.finish_reason,
+        "interrupted": result.finish_reason == "cancelled",
         "prefill_tokens_per_second": round(result.prefill_tokens_per_second, 2),
         "decode_tokens_per_second": round(result.decode_tokens_per_second, 2),
         "time_to_first_token_s": None if first is None else round(first, 4),
