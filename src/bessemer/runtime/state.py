@@ -55,8 +55,9 @@ def usable(layout: StateLayout, held: Held, count: int, regime: int) -> int:
         return 0
     windows: tuple[KVLayer | SharedLayer, ...] = (*layout.layers, *layout.shared)
     for layer in windows:
-        lost = held.high_water - layout.ring_rows(layer)
-        if layer.window and lost > max(0, keep - layer.window + 1):
+        if not layer.window:
+            continue  # full attention never loses a row
+        if held.high_water - layout.ring_rows(layer) > max(0, keep - layer.window + 1):
             return 0
     for stream in layout.streams:
         needed = stream.first_needed(keep)

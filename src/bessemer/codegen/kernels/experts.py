@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from bessemer.artifact.layout import PANEL_ROWS
 from bessemer.codegen.emit import Fn
 from bessemer.codegen.group import CodegenTarget, GroupSpec, Kernel, Operand, register
+from bessemer.codegen.kernels import tile, tile_integer
 from bessemer.codegen.kernels.activation import FloatOps, activate, gate
 from bessemer.codegen.kernels.integer_rows import IntegerRows
 from bessemer.codegen.kernels.linear import row_reader
 from bessemer.codegen.kernels.panel import Panel
 from bessemer.codegen.kernels.tile import (
-    K_BLOCK,
     PRODUCT_TYPE,
     open_tile,
     padded_rows,
@@ -131,6 +131,13 @@ class Experts:
         at = self.x_at(row, choice)
         return panel.product(row_reader(f, target, self.described(self.x), at), self.depth)
 
+    @property
+    def weights_bytes(self) -> int:
+        """Thread scratch of the widened weights of a tile."""
+        if self.scales is not None:
+            return tile_integer.weights_bytes()
+        return tile.weights_bytes(self.depth)
+
     def slab_product(self, f: Fn, target: CodegenTarget, offset: int) -> SlabProduct:
         """How a panel is multiplied with gathered rows."""
         if self.scales is not None:
@@ -155,7 +162,7 @@ def _plan(spec: GroupSpec, target: CodegenTarget) -> ScratchPlan:
     if group.one_row:
         plan.add("product", (group.parts, PANEL_ROWS))
         return plan
-    plan.add("weights", (K_BLOCK, PANEL_ROWS))
+    plan.add("weights", (group.weights_bytes // 4,))
     for part in range(group.parts):
         plan.add(f"product{part}", (padded_rows(target.chunk, target), PANEL_ROWS))
     plan.add("ends", (group.experts,), "i64")

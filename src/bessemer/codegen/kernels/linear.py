@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from bessemer.artifact.layout import PANEL_ROWS
 from bessemer.codegen.emit import Fn
 from bessemer.codegen.group import CodegenTarget, GroupSpec, Kernel, Operand, register
+from bessemer.codegen.kernels import tile, tile_integer
 from bessemer.codegen.kernels.activation import FloatOps, activate, gate
 from bessemer.codegen.kernels.integer_rows import (
     IntegerRows,
@@ -32,7 +33,6 @@ from bessemer.codegen.kernels.tile import (
     product_bytes,
     scratch_view,
     tile_shape,
-    weights_bytes,
 )
 from bessemer.codegen.kernels.tile_integer import IntegerTile
 from bessemer.codegen.kernels.vectors import Array, ScratchPlan
@@ -156,18 +156,24 @@ def _open_tile(fn: Fn, target: CodegenTarget, ops: Operands) -> Tile | IntegerTi
     return open_tile(fn, target, *ops.x)
 
 
+def _weights_bytes(ops: Operands) -> int:
+    """Thread scratch of the widened weights of a tile."""
+    return tile.weights_bytes(ops.depth) if ops.scales is None else tile_integer.weights_bytes()
+
+
 def _emit_tiled(fn: Fn, spec: GroupSpec, target: CodegenTarget) -> None:
     """Many rows: for each panel, C = X @ W.T block by block into scratch, then the epilogue."""
     rows = fn.index(padded_rows(target.chunk, target))
-    tile = _open_tile(fn, target, Operands.of(spec))
-    base = weights_bytes()
+    ops = Operands.of(spec)
+    product_of = _open_tile(fn, target, ops).block_product
+    base = _weights_bytes(ops)
     views = [
         scratch_view(fn, base + part * product_bytes(target), PRODUCT_TYPE, rows)
         for part in range(_parts(spec))
     ]
     with fn.loop("%begin", "%end") as panels:
         for part, view in enumerate(views):
-            tile.block_product(_panel(fn, spec, target, part, panels.iv), "%rows", view)
+            product_of(_panel(fn, spec, target, part, panels.iv), "%rows", view)
         with fn.loop(fn.index(0), "%rows") as row:
 
             def products(o: FloatOps, column: str) -> list[str]:
@@ -263,10 +269,10 @@ def units(spec: GroupSpec) -> int:
 
 
 def thread_scratch(spec: GroupSpec, target: CodegenTarget) -> int:
-    one_row = _matvec_plan(spec).nbytes
-    if Operands.of(spec).one_row:
+    one_row, ops = _matvec_plan(spec).nbytes, Operands.of(spec)
+    if ops.one_row:
         return one_row
-    return max(one_row, weights_bytes() + _parts(spec) * product_bytes(target))
+    return max(one_row, _weights_bytes(ops) + _parts(spec) * product_bytes(target))
 
 
 for _kind in ("linear", "glu_linear"):

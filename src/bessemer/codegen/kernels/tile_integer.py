@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bessemer.artifact.layout import PANEL_ROWS, Q8_DEPTH, Q8_PAIR
+from bessemer.artifact.layout import PANEL_ROWS, Q8_DEPTH, Q8_PAIR, align
 from bessemer.codegen.emit import Fn, memref_type
 from bessemer.codegen.group import CodegenTarget
 from bessemer.codegen.kernels.integer_rows import IntegerRows, pair_dot
 from bessemer.codegen.kernels.panel import Panel
 from bessemer.codegen.kernels.tile import (
-    K_BLOCK,
     PRODUCT_TYPE,
     rows_at,
     scratch_view,
@@ -24,14 +23,26 @@ from bessemer.codegen.kernels.tile import (
 )
 from bessemer.codegen.kernels.vectors import Array, vector_type
 
-BLOCKS = K_BLOCK // Q8_DEPTH
+# Blocks of weights that are widened at a time: 16 KiB of i16 for half a panel, half of a 32 KiB L1;
+# C's tile is fetched and stored for each block in any case.
+BLOCKS = 8
 PAIRS = Q8_DEPTH // Q8_PAIR
+
+
+def _scales_at() -> int:
+    """Bytes of the widened weights, behind which their scales lie."""
+    return 2 * BLOCKS * Q8_DEPTH * PANEL_ROWS
+
+
+def weights_bytes() -> int:
+    """Thread scratch of the widened weights and their scales."""
+    return align(_scales_at() + 4 * BLOCKS * PANEL_ROWS)
 
 
 @dataclass(frozen=True)
 class IntegerTile:
-    """weights: i16 [column blocks][pairs of K_BLOCK][columns * 2], scales: f32 [blocks][32], both
-    of the K block at hand.
+    """weights: i16 [column blocks][pairs of BLOCKS][columns * 2], scales: f32 [BLOCKS][32], both of
+    the blocks at hand.
     """
 
     fn: Fn
@@ -43,17 +54,17 @@ class IntegerTile:
     @staticmethod
     def open(fn: Fn, target: CodegenTarget, rows: IntegerRows, offset: int = 0) -> IntegerTile:
         """A tile whose widened weights live at `offset` of the thread's scratch, in no more than
-        `tile.weights_bytes()`.
+        `weights_bytes()`.
         """
         columns = tile_shape(target).vectors * target.lanes
-        shape = (PANEL_ROWS // columns, K_BLOCK // Q8_PAIR, columns * Q8_PAIR)
+        shape = (PANEL_ROWS // columns, BLOCKS * PAIRS, columns * Q8_PAIR)
         weights, scales = memref_type(shape, "i16"), memref_type((BLOCKS, PANEL_ROWS), "f32")
         return IntegerTile(
             fn,
             target,
             rows,
             Array(scratch_view(fn, offset, weights), weights, "i16"),
-            Array(scratch_view(fn, offset + 2 * K_BLOCK * PANEL_ROWS, scales), scales),
+            Array(scratch_view(fn, offset + _scales_at(), scales), scales),
         )
 
     @property
