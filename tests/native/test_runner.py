@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -9,6 +10,9 @@ import resource
 import shutil
 import signal
 import subprocess
+import sys
+import termios
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +33,7 @@ from tests.runtime.tiny_tokenizers import wrap, write
 
 CONTEXT = 8192
 F_SETPIPE_SZ = 1031  # fcntl.F_SETPIPE_SZ of Python 3.10 on Linux
+PIPE_BYTES = 4096
 PROMPTS = (
     "hello hello",
     " Ünïcödé 你好 😀\n\tx = 1\r\n",
@@ -254,19 +259,44 @@ def test_outputs_that_fail(folder: Path) -> None:
     assert piped.stderr == b"141\n"
 
 
+def start_into_a_small_pipe(folder: Path) -> subprocess.Popen[bytes]:
+    """A long answer, which waits for a reader: the program can't be done before a signal."""
+    command = [str(folder / "run"), "--threads", "1", "-p", "x", "--raw", "--max-tokens", "8000"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
+    assert process.stdout is not None
+    fcntl.fcntl(process.stdout, F_SETPIPE_SZ, PIPE_BYTES)
+    return process
+
+
 def test_interrupt(folder: Path) -> None:
     """What is there is shown, and the code says why it is not more."""
-    command = [str(folder / "run"), "--threads", "1", "-p", "x", "--raw", "--max-tokens", "8000"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = start_into_a_small_pipe(folder)
     assert process.stdout is not None
-    # A small pipe, which nobody empties: the program can't be done before the signal.
-    fcntl.fcntl(process.stdout, F_SETPIPE_SZ, 4096)
     first = process.stdout.read(1)
     process.send_signal(signal.SIGINT)
     rest, words = process.communicate(timeout=60)
     assert process.returncode == 130, words
     assert (first + rest).endswith(b"\n")
     assert words.endswith(b"(cancelled)\n")
+
+
+def test_a_second_interrupt(folder: Path) -> None:
+    """It ends a program that can't say more, since nobody reads what it has said."""
+    process = start_into_a_small_pipe(folder)
+    assert process.stdout is not None
+    waiting, end = 0, time.monotonic() + 60
+    while waiting < PIPE_BYTES - 200:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+        found = fcntl.ioctl(process.stdout, termios.FIONREAD, bytes(4))
+        waiting = int.from_bytes(found, sys.byteorder)
+    time.sleep(0.1)  # for the last token before it is full
+    for code in (None, -signal.SIGINT):
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(0.3 if code is None else 60)
+        assert process.returncode == code
+    process.communicate()
 
 
 def test_what_it_needs(folder: Path) -> None:

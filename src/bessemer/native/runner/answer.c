@@ -210,7 +210,8 @@ static void listen_for_interrupts(bsm_session *session) {
     struct sigaction action;
     memset(&action, 0, sizeof action);
     action.sa_handler = interrupt;
-    action.sa_flags = SA_RESTART;
+    /* The second one ends the program, whatever it waits for. */
+    action.sa_flags = (int)(SA_RESTART | SA_RESETHAND);
     sigemptyset(&action.sa_mask);
     interrupted_session = session;
     sigaction(SIGINT, &action, NULL);
