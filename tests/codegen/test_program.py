@@ -6,11 +6,14 @@ from functools import cache
 
 import pytest
 
+from bessemer.artifact.layout import matrix_format
 from bessemer.codegen.barriers import place_barriers, verify_barriers
+from bessemer.codegen.control import control_weights
 from bessemer.codegen.generate import Generated, GenerateOptions, generate
 from bessemer.codegen.group import CodegenTarget
 from bessemer.codegen.memory import plan_arena
 from bessemer.errors import CompileError
+from bessemer.graph import Dim, DType, Graph, TensorType, Value, build, emit, param, verify
 from bessemer.importer.api import import_model
 from bessemer.passes.pipeline import lower
 from tests.tiny_models import tiny
@@ -27,6 +30,33 @@ def generated(model_type: str, layers: int = 3, hidden: int = 48) -> Generated:
     lowered = lower(imported.graph)
     target = CodegenTarget(lanes=8, registers=16, chunk=32, kv_dtype="f16")
     return generate(lowered.prefill, lowered.decode, GenerateOptions(target, "f16", "f16", 128))
+
+
+def test_what_decides_stays_in_f32() -> None:
+    weights = generated("deepseek_v3").weights
+    exact = {w.name for w in weights if (w.layout, w.dtype) == ("panels", "f32")}
+    assert exact == {f"model.layers.{i}.mlp.gate.weight" for i in (1, 2)}  # 0 has no experts
+    assert matrix_format(weights) == "f16"
+    assert matrix_format([w for w in weights if w.layout == "plain"]) is None
+
+
+def test_only_what_leads_to_a_decision_decides() -> None:
+    rows = Dim.sym("T")
+
+    def weight(name: str, *shape: int) -> Value:
+        return param(name, TensorType(DType.F32, shape))
+
+    x = emit("input", name="x", dtype=DType.F32, shape=(rows, 8))
+    data = emit("linear", x, weight("data", 8, 8))
+    total = emit("reduce_sum", emit("linear", x, weight("total", 8, 8)), axes=(-1,), keepdims=True)
+    scores = emit("softmax", emit("linear", emit("div", data, total), weight("router", 4, 8)))
+    best = build("topk", [scores], k=2)
+    each = emit("expert_linear", data, best.outputs[1], weight("experts", 4, 8, 8))
+    factor = emit("mul", best.outputs[0], emit("sigmoid", emit("linear", x, weight("gate", 2, 8))))
+    out = emit("mul", each, emit("reshape", factor, shape=(rows, 2, 1)))
+    graph = Graph("g", {"logits": emit("reduce_sum", out, axes=(-2,))})
+    verify(graph)
+    assert control_weights(graph) == {"router", "gate"}
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gemma2", "deepseek_v3"])

@@ -167,6 +167,13 @@ def test_flash_has_284_billion_parameters_and_13_active(flash: Plan) -> None:
     assert flash.context_limit == 1 << 20
     matrices = flash.weight_bytes("f16")
     assert 2 * flash.parameters < matrices < 2.001 * flash.parameters
+    # Routers and what mixes the streams are f32 in every format.
+    exact = {re.sub(r"\d+", "N", name) for name in flash.exact}
+    layer = "model.layers.N."
+    wanted = ("attn_hc.fn", "ffn_hc.fn", "mlp.gate.weight")
+    assert exact == {*(layer + name for name in wanted), "model.hc_head.hc_fn"}
+    assert len(flash.exact) == 3 * 43 + 1
+    assert {w.dtype for w in flash.stored("q8_0") if w.name in flash.exact} == {"f32"}
     # Of q8_0 a matrix of experts is read with its scales: 34 bytes for 32 numbers.
     assert flash.read_bytes("q8_0") == pytest.approx(flash.active * 34 / 32, rel=0.06)
 
@@ -196,7 +203,7 @@ def test_flash_in_words(flash: Plan) -> None:
     ):
         assert re.search(rf"^{line}", text, re.MULTILINE), line
     sizes = size_sections(flash, 50e9)
-    assert re.search(r"^f16 .* 529\.64 GiB +24\.7. GiB +1\.\d+$", sizes, re.MULTILINE)
+    assert re.search(r"^f16 .* 529\.81 GiB +24\.91 GiB +1\.\d+$", sizes, re.MULTILINE)
     for context in ("4,096", "32,768", "131,072", "1,048,576"):
         assert re.search(rf"^ *{context} ", sizes, re.MULTILINE)
 

@@ -7,6 +7,8 @@ that both read one definition. Nothing here imports torch or MLIR.
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -102,6 +104,15 @@ class StoredWeight:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def matrix_format(weights: Sequence[StoredWeight]) -> str | None:
+    """The storage of most numbers of the matrices; a few stay in f32 in every format."""
+    counts: Counter[str] = Counter()
+    for weight in weights:
+        if weight.layout == "panels":
+            counts[weight.dtype] += math.prod(weight.shape)
+    return counts.most_common(1)[0][0] if counts else None
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from bessemer.artifact.layout import (
 from bessemer.artifact.work import Work
 from bessemer.codegen import kernels as _kernels  # noqa: F401  (registers them)
 from bessemer.codegen.barriers import place_barriers, verify_barriers
+from bessemer.codegen.control import CONTROL_FORMAT, control_weights
 from bessemer.codegen.group import KERNELS, CodegenTarget, GroupSpec, emit_group
 from bessemer.codegen.hot import PANEL_OPERAND, is_hot, is_stateful
 from bessemer.codegen.main_graph import PlannedCall, emit_main_graph, plan_calls
@@ -132,8 +133,10 @@ def _weights(
     graphs: list[Graph], options: GenerateOptions
 ) -> tuple[list[StoredWeight], dict[str, Value]]:
     """The weight table, in order of use, and the expression of each weight. Matrices of hot ops
-    are panels in the chosen format; everything else (norms, biases, tables) is plain f32.
+    are panels in the chosen format, or in f32 (`control_weights`); everything else (norms, biases,
+    tables) is plain f32.
     """
+    exact = frozenset().union(*map(control_weights, graphs))
     nodes: dict[str, Node] = {}
     panels: set[str] = set()
     expressions: dict[str, Value] = {}
@@ -154,7 +157,7 @@ def _weights(
         assert is_static(shape)
         sizes = tuple(int(str(s)) for s in shape)
         if name in panels:
-            dtype, layout = options.weights, "panels"
+            dtype, layout = CONTROL_FORMAT if name in exact else options.weights, "panels"
         else:
             dtype, layout = str(node.types[0].dtype), "plain"
         weight = StoredWeight.place(name, sizes, dtype, layout, offset)

@@ -21,8 +21,10 @@ from bessemer.artifact.layout import (
     StateLayout,
     StoredWeight,
     align,
+    matrix_format,
 )
 from bessemer.artifact.work import GroupWork, Step, read_work
+from bessemer.codegen.control import control_weights
 from bessemer.codegen.hot import PANEL_OPERAND
 from bessemer.compiler import Compilation
 from bessemer.errors import ArtifactError, BessemerError
@@ -49,13 +51,15 @@ GIGA = 1e9
 class Plan:
     """weights: where each lies, in the chosen format.  shares: weight -> the share of it that one
     decoded token reads, above 1 where it is read twice; 1 where it is not named.  experts: those
-    that belong to routed experts.  work: of a decode step, for the bytes of the state.
+    that belong to routed experts.  exact: matrices that are f32 in every format.  work: of a decode
+    step, for the bytes of the state.
     context_limit: the model's own.
     """
 
     weights: tuple[StoredWeight, ...]
     shares: Mapping[str, Fraction]
     experts: frozenset[str]
+    exact: frozenset[str]
     state: StateLayout
     scratch: ScratchLayout
     work: tuple[GroupWork, ...]
@@ -65,7 +69,7 @@ class Plan:
     @property
     def format(self) -> str:
         """The storage of the matrices."""
-        return next((w.dtype for w in self.weights if w.layout == "panels"), "f32")
+        return matrix_format(self.weights) or "f32"
 
     @property
     def active(self) -> int:
@@ -80,7 +84,7 @@ class Plan:
         """The weight table with the matrices in another format."""
         found, at = [], 0
         for w in self.weights:
-            kind = dtype if w.layout == "panels" else w.dtype
+            kind = dtype if w.layout == "panels" and w.name not in self.exact else w.dtype
             placed = StoredWeight.place(w.name, w.shape, kind, w.layout, at)
             at = placed.offset + placed.nbytes
             found.append(placed)
@@ -125,11 +129,11 @@ def plan_of(subject: Subject) -> Plan:
         return _plan_of_config(subject)
     compilation = subject.compilation
     generated = compilation.generated
-    shares, experts = read_shares(compilation.lowered.decode)
+    graph = compilation.lowered.decode
     return Plan(
         tuple(generated.weights),
-        shares,
-        experts,
+        *read_shares(graph),
+        control_weights(graph),
         generated.state,
         generated.scratch,
         generated.work.entries[DECODE],
@@ -150,12 +154,11 @@ def _plan_of_artifact(subject: Subject) -> Plan:
     graph = subject.kept_graph(PREFILL_GRAPH)
     if graph is None:
         raise ArtifactError(f"{artifact.folder} keeps no {PREFILL_GRAPH}: compile the model again")
-    shares, experts = read_shares(graph)
     limit = manifest.config.get("max_position_embeddings")
     return Plan(
         manifest.weights,
-        shares,
-        experts,
+        *read_shares(graph),
+        control_weights(graph),
         manifest.state,
         manifest.scratch,
         read_work(artifact.folder).entries[DECODE],
@@ -180,7 +183,8 @@ def spread_plan(compilation: Compilation, spread: Spread, count: int) -> Plan:
 
     generated = compilation.generated
     weights = spread.weights(generated.weights)
-    found, expert_names = read_shares(compilation.lowered.decode)
+    graph = compilation.lowered.decode
+    found, experts = read_shares(graph)
     layers = range(len(spread.like))
     names = {
         name: [name] if layer is None else [spread.renamed(name, i) for i in layers]
@@ -188,12 +192,16 @@ def spread_plan(compilation: Compilation, spread: Spread, count: int) -> Plan:
         for layer in [spread.layer_of(name)]
     }
     shares = {new: found[name] for name, all_ in names.items() for new in all_}
-    experts = {new for name in expert_names for new in names[name]}
+
+    def everywhere(few: frozenset[str]) -> frozenset[str]:
+        return frozenset(new for name in few for new in names[name])
+
     calls = spread.calls(generated.entries[DECODE], generated.state)
     return Plan(
         tuple(weights),
         shares,
-        frozenset(experts),
+        everywhere(experts),
+        everywhere(control_weights(graph)),
         spread.state(generated.state),
         generated.scratch,
         group_work(calls, generated.state),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bessemer.artifact.layout import StoredWeight
+from bessemer.artifact.layout import StoredWeight, matrix_format
 from bessemer.artifact.reader import Artifact
 from bessemer.errors import ArtifactError, BessemerError, UsageError
 from bessemer.graph import Env, Graph, GraphError, Node, Value, parse_graph
@@ -213,7 +213,7 @@ def _generate(artifact: Artifact, graph: Graph) -> Generated:
     manifest = artifact.manifest
     options = replace(options_of(manifest.options), chunk=1, profile=False)
     how = codegen_options(options, _target(manifest), manifest.context_length)
-    stored = next((w.dtype for w in manifest.weights if w.layout == "panels"), how.weights)
+    stored = matrix_format(manifest.weights) or how.weights
     return generate(graph, graph, replace(how, weights=stored, keep=True))
 
 
