@@ -6,7 +6,7 @@ import os
 from numbers import Integral
 from pathlib import Path
 
-from bessemer.errors import UsageError
+from bessemer.errors import ArgumentError
 
 # Characters of a wrong value that a message shows.
 SHOWN = 60
@@ -19,7 +19,7 @@ def checked_path(what: str, value: object, kind: str = "a path") -> Path:
     """
     text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else value
     if not isinstance(text, str) or not text or "\0" in text:
-        raise UsageError(f"{what} is {shown(value)}; it must be {kind}")
+        raise ArgumentError(what, shown(value), kind)
     try:
         return Path(text).expanduser()
     except RuntimeError:  # ~somebody, whom this machine doesn't know
@@ -34,7 +34,7 @@ def checked_model(value: object) -> Path:
 def checked_whole(what: str, value: object, least: int = 0) -> int:
     """A whole number of at least `least` that was given for `what`."""
     if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < least:
-        raise UsageError(f"{what} is {shown(value)}; it must be a whole number of at least {least}")
+        raise ArgumentError(what, shown(value), f"a whole number of at least {least}")
     return int(value)
 
 

@@ -11,6 +11,15 @@ class UsageError(BessemerError):
     """The call itself is wrong (CLI exit code 2)."""
 
 
+class ArgumentError(UsageError):
+    """An argument has a value that it can't have."""
+
+    def __init__(self, name: str, value: str, allowed: str) -> None:
+        """name: as Python code gives it.  value: as it is shown.  allowed: what it must be."""
+        super().__init__(f"{name} is {value}; it must be {allowed}")
+        self.name, self.value, self.allowed = name, value, allowed
+
+
 class CheckpointError(BessemerError):
     """A checkpoint is missing, damaged, or of an unknown kind."""
 

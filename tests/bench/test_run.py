@@ -129,9 +129,9 @@ def test_command_line(measured: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     ("words", "message"),
     [
         (["-p", "65", "-n", "0"], "needs a context of 65"),
-        (["-p", "x"], "--prompt x"),
-        (["-t", "0"], "--threads takes"),
-        (["-r", "0"], "--repeat 0"),
+        (["-p", "x"], "-p x: whole numbers from 0"),
+        (["-t", "0"], "-t 0: whole numbers from 1"),
+        (["-r", "0"], "-r 0: it must be a whole number"),
         (["--json", "--csv"], "one of --json"),
     ],
 )

@@ -67,7 +67,7 @@ def test_five_likeliest_by_default_and_none_by_wish(
         (["--top-logprobs", "3"], "needs --dump-logprobs"),
         (["--dump-logprobs", "{tmp}/x", "--dump-tokens"], "different runs"),
         (["--dump-logprobs", "{tmp}/x", "--diagnose", "first-token"], "different runs"),
-        (["--dump-logprobs", "{tmp}/x", "--top-logprobs", "-1"], "top_logprobs is -1"),
+        (["--dump-logprobs", "{tmp}/x", "--top-logprobs", "-1"], "--top-logprobs -1: it must"),
         (["--dump-logprobs", "{tmp}/no/such/folder"], "can't be written"),
         (["--diagnose", "everything"], "first-token"),
     ],

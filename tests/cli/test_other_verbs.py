@@ -64,7 +64,7 @@ def test_compile_passes_its_options(bessemer: Run, checkpoint: Path, tmp_path: P
     [
         (("--weights", "f8"), "--weights f8: choose one of f32, f16, bf16"),
         (("--emit", "mlir,bytecode"), "--emit bytecode"),
-        (("--context", "0"), "--context is 0"),
+        (("--context", "0"), "--context 0: it must be"),
         (("--capture", "magic"), "--capture magic"),
         (("--target", "aarch64"), "with -o DIR"),
     ],
@@ -75,6 +75,31 @@ def test_compile_refuses(
     done = bessemer("compile", checkpoint, *options)
     assert done.code == 2
     assert message in done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("bench", "-p", "x"), "-p x: whole numbers from 0, separated by commas"),
+        (("bench", "--threads=0"), "--threads 0: whole numbers from 1, separated by commas"),
+        (("bench", "-r", "0"), "-r 0: it must be a whole number of at least 1"),
+        (("verify", "--lengths", "3,0"), "--lengths 3,0: whole numbers from 1"),
+        (("verify", "--decode-steps", "-1"), "--decode-steps -1: it must be a whole number"),
+        (("verify", "--threads", "0"), "--threads 0: it must be from 1 to"),
+        (("inspect", "memory", "--bandwidth", "0"), "--bandwidth 0: it must be above 0"),
+        (("compile", "--output="), "--output '': it must be a path"),
+        (("chat", "--json"), "unknown option --json"),
+    ],
+)
+def test_options_are_named_as_they_were_typed(
+    bessemer: Run, checkpoint: Path, words: tuple[str, ...], message: str
+) -> None:
+    verb, *rest = words
+    done = bessemer(verb, checkpoint, *rest)
+    assert (done.code, done.out) == (2, "")
+    first, see = done.err.splitlines()
+    assert first.startswith(f"bessemer: error: {message}")
+    assert see == f"see: bessemer {verb} --help"
 
 
 @pytest.mark.parametrize("absent", ["torch", "llvmlite.binding"])
@@ -106,7 +131,7 @@ def test_compile_into_somebodys_folder(
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="Linux's own")
 @pytest.mark.parametrize(
     ("output", "message"),
-    [("/proc/model", "no folder can be made in /proc"), ("", "-o is ''; it must be a path")],
+    [("/proc/model", "no folder can be made in /proc"), ("", "-o '': it must be a path")],
 )
 def test_compile_where_nothing_can_be_written(
     bessemer: Run, checkpoint: Path, compilations: Callable[[], int], output: str, message: str
@@ -127,10 +152,10 @@ def test_compile_of_a_compiled_model(bessemer: Run, compiled: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--top-p", 7), "top_p is 7"),
-        (("--max-tokens", -1), "max_tokens is -1"),
-        (("--stop", ""), "a stop string is empty"),
-        (("--threads", 0), "threads is 0"),
+        (("--top-p", 7), "--top-p 7: it must be"),
+        (("--max-tokens", -1), "--max-tokens -1: it must be"),
+        (("--stop", ""), "--stop '': it must be some text"),
+        (("--threads", 0), "--threads 0: it must be from 1 to"),
     ],
 )
 @pytest.mark.parametrize("verb", ["run", "chat"])

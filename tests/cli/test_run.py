@@ -115,25 +115,37 @@ def test_threads(bessemer: Run, compiled: Path) -> None:
     ("arguments", "message"),
     [
         (["run"], "MODEL"),
-        (["run", "{model}", "-p", "x", "--nonsense"], "Unknown option: --nonsense"),
-        (["run", "{model}", "-p", "x", "--top-k", "many"], "--top-k"),
+        (["run", "{model}", "-p", "x", "--nonsense"], "unknown option --nonsense\nsee: "),
+        (["run", "{model}", "-p", "x", "--top-k", "many"], "--top-k many: it must be a whole n"),
         (["run", "{model}", "-p", "x", "--max-tokens", "1.5"], "--max-tokens"),
         (["run", "{model}", "-p", "x", "--threads", "1.5"], "--threads"),
         (["run", "--", "{model}", "-p", "x"], "after -- nothing is an option"),
-        (["run", "{model}", "-p", "x", "--top-p", "7"], "top_p is 7"),
-        (["run", "{model}", "-p", "x", "--max-tokens", "-1"], "max_tokens is -1"),
+        (["run", "{model}", "-p", "x", "--top-p", "7"], "--top-p 7: it must be between 0"),
+        (["run", "{model}", "-p", "x", "--max-tokens", "-1"], "--max-tokens -1: it must be"),
         (["run", "{model}", "-p", "x", "extra"], "extra"),
         (["run", "{model}", "-p"], "-p"),
         (["run", "{model}", "-p", "x", "-f", "y"], "either -p TEXT or -f FILE"),
         (["run", "{model}", "-f", "/no/such/file"], "can't be read"),
         (["run", "{model}", "-p", " "], "prompt is empty"),
-        (["run", "", "-p", "x"], "MODEL is ''; it must be a folder, a file or a name"),
+        (["run", "", "-p", "x"], "MODEL '': it must be a folder, a file or a name"),
         (["run", "{model}", "-p", "a\udcff"], "the prompt is not UTF-8 text (byte 1)"),
         (["run", "{model}", "-p", "x", "--system", "\udcff"], "--system is not UTF-8 text"),
         (["run", "{model}", "-p", "x", "--stop", "é\udcff"], "--stop is not UTF-8 text (byte 2)"),
         (["run", "{model}", "-p", "x", "--weights", "f32"], "is compiled already"),
         (["run", "{model}", "-p", "x", "--kv", "f8"], "--kv f8: choose one of f32, f16"),
-        (["nonsense"], "nonsense"),
+        (["run", "{model}", "-p", "x", "--max-token", "5"], "did you mean --max-tokens?"),
+        (
+            ["run", "{model}", "-p", "x", "--max-tokens"],
+            "--max-tokens needs a value: a whole number",
+        ),
+        (["run", "{model}", "-p", "x", "--json=x"], "--json=x: --json takes no value"),
+        (["run", "{model}", "-p", "x", "--min_p", "2"], "--min_p 2: it must be between 0 and 1"),
+        (["run", "{model}", "-p", "x", "--diagnose", "all"], "all: it must be first-token"),
+        (["run", "{model}", "-p", "x", "--file=a", "-p", "b"], "-p is given twice"),
+        (["run", "{model}", "-p", "two", "words"], "unexpected words: run takes MODEL and options"),
+        (["rnu", "{model}"], "unknown verb rnu; did you mean run?"),
+        (["--json"], "unknown option --json; begin with a verb"),
+        (["nonsense"], "unknown verb nonsense; the verbs are compile, run, "),
     ],
 )
 def test_wrong_calls_exit_2(
@@ -145,6 +157,8 @@ def test_wrong_calls_exit_2(
     assert message in done.err
     assert done.err.startswith("bessemer: error: ")
     assert "Traceback" not in done.err
+    verb = "run " if arguments[0] == "run" else ""
+    assert done.err.splitlines()[1:] == [f"see: bessemer {verb}--help"]
 
 
 def test_errors_exit_1(bessemer: Run, compiled: Path, tmp_path: Path) -> None:

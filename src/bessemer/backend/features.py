@@ -104,7 +104,7 @@ def of_cpu(arch: str, cpu: str) -> frozenset[str]:
     TargetError for an unknown name.
     """
     if not re.fullmatch(r"[A-Za-z0-9_\-.]+(\+[A-Za-z0-9_\-.]+)*", cpu):
-        raise TargetError(f"Unknown CPU '{cpu}' for {arch}")
+        raise TargetError(f"--cpu {cpu}: no name of a CPU")
     wrong = [name for name in cpu.split("+")[1:] if name not in _TABLES[arch]]
     if wrong:
         raise TargetError(
@@ -113,17 +113,19 @@ def of_cpu(arch: str, cpu: str) -> frozenset[str]:
         )
     command = [sys.executable, "-m", "ziglang", "build-obj", "--show-builtin"]
     command += ["-target", f"{arch}-linux", f"-mcpu={_plain(cpu)}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, start_new_session=True
+    )
     if "No module named" in done.stderr:
         raise TargetError(
-            f"The features of CPU '{cpu}' are looked up with ziglang, which is missing: "
+            f"--cpu {cpu}: its features are looked up with ziglang, which is missing: "
             "pip install ziglang, or use native or baseline"
         )
     found = re.search(r"featureSet\(&\.\{(.*?)\}\)", done.stdout, re.DOTALL)
     if done.returncode != 0 or found is None:
         names = ", ".join(re.findall(r"^ (\S+)$", done.stderr, re.MULTILINE)).replace("_", "-")
         raise TargetError(
-            f"Unknown CPU '{cpu}' for {arch}: use native, baseline"
+            f"--cpu {cpu}: unknown for {arch}; use native, baseline"
             + (f", {names}" if names else "")
         )
     reported = {_plain(n) for n in re.findall(r"\.(?:@\")?([A-Za-z0-9_]+)", found.group(1))}

@@ -239,7 +239,7 @@ def _arch_of(triple: str) -> str:
     arch = _ARCH_ALIASES.get(arch, arch)
     if arch not in feature_tables.BASELINE_CPU:
         raise TargetError(
-            f"Unknown target '{triple}': the architecture must be one of "
+            f"--target {triple}: unknown; the architecture must be one of "
             + ", ".join(feature_tables.BASELINE_CPU)
         )
     return arch
@@ -255,7 +255,7 @@ def _normalise(text: str) -> str:
         part.startswith(_SYSTEMS) for part in parts[1:3]
     ):
         raise TargetError(
-            f"Unknown target '{text}': write native, an architecture "
+            f"--target {text}: unknown; write native, an architecture "
             f"({', '.join(feature_tables.BASELINE_CPU)}) or a triple such as "
             "aarch64-unknown-linux-gnu"
         )

@@ -8,7 +8,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from bessemer.cli.options import Json, Model, StorageOptions, whole
+from bessemer.arguments import checked_whole
+from bessemer.cli.options import Json, Model, StorageOptions, whole, whole_numbers
 from bessemer.errors import UsageError
 
 # Columns of the table where it isn't read on a terminal.
@@ -64,11 +65,11 @@ def bench(
     if json + csv + markdown > 1:
         raise UsageError("give one of --json, --csv and --markdown")
     wanted = run.Plan(
-        _numbers("--prompt", prompt),
-        _numbers("--generate", generate),
-        _numbers("--depth", depth),
-        _numbers("--threads", threads or ""),
-        repeat,
+        whole_numbers("--prompt", prompt, 0),
+        whole_numbers("--generate", generate, 0),
+        whole_numbers("--depth", depth, 0),
+        whole_numbers("--threads", threads or "", 1),
+        checked_whole("repeat", repeat, 1),
         profile,
     )
     with StageProgress() as progress:
@@ -94,10 +95,3 @@ def bench(
 
 def _announce(text: str) -> None:
     print(f"bessemer: measuring {text}", file=sys.stderr)
-
-
-def _numbers(option: str, text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(",") if part.strip())
-    except ValueError:
-        raise UsageError(f"{option} {text}: whole numbers, separated by commas") from None

@@ -60,15 +60,10 @@ def answer(tokens: list[str]) -> int:
             raise
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
-    except cyclopts.CycloptsError as error:
-        literal = tokens[tokens.index("--") + 1 :] if "--" in tokens else []
-        if any(token.startswith("-") for token in literal[1:]):
-            fail("after -- nothing is an option: give the options before it, and MODEL last")
-        else:
-            fail(str(error).strip() + "  (see `bessemer --help`)")
-        return EXIT_USAGE
-    except UsageError as error:
-        fail(str(error))
+    except (cyclopts.CycloptsError, UsageError) as error:
+        from bessemer.cli.wrong_call import explain
+
+        fail(explain(error, app, tokens))
         return EXIT_USAGE
     except ModuleNotFoundError as error:
         message = what_to_install(error)

@@ -85,13 +85,13 @@ def inspect(
 
 def _bandwidth(stage: str | None, stated: float | None) -> float | None:
     """Bytes a second: as stated, or as measured here; None where that can't be done."""
-    from bessemer.errors import BessemerError, UsageError
+    from bessemer.errors import ArgumentError, BessemerError, UsageError
 
     if stated is not None:
         if stage != "memory":
             raise UsageError("--bandwidth is for the stage memory")
         if not 0 < stated < float("inf"):
-            raise UsageError(f"--bandwidth {stated}: it must be above 0")
+            raise ArgumentError("bandwidth", str(stated), "above 0, and finite")
         return stated * BYTES_OF_GB
     if stage != "memory":
         return None

@@ -147,12 +147,24 @@ class SamplingArguments:
         from bessemer.runtime.stops import StopMatcher
 
         for text in self.stop:
-            checked_text("--stop", text)
+            if not checked_text("--stop", text):
+                raise UsageError("--stop '': it must be some text")
         values = dict(vars(self))
         StopMatcher(self.stop)
         checked_whole("max_tokens", self.max_tokens)
         SamplingOptions(**{k: v for k, v in values.items() if k not in ("max_tokens", "stop")})
         return values
+
+
+def whole_numbers(option: str, text: str, least: int) -> tuple[int, ...]:
+    """The numbers of a list by comma, each at least `least`."""
+    try:
+        found = tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        found = (least - 1,)
+    if any(number < least for number in found):
+        raise UsageError(f"{option} {text}: whole numbers from {least}, separated by commas")
+    return found
 
 
 def checked_text(what: str, text: str) -> str:
@@ -208,6 +220,8 @@ class DumpArguments:
             raise UsageError("--dump-logprobs -: name a file; standard output is the answer's")
         if self.top_logprobs is not None and self.dump_logprobs is None:
             raise UsageError("--top-logprobs needs --dump-logprobs FILE")
+        if self.top_logprobs is not None:
+            checked_whole("top_logprobs", self.top_logprobs)
         alone = {
             "--dump-tokens": self.dump_tokens,
             "--dump-logprobs": self.dump_logprobs is not None,

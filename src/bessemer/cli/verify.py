@@ -8,8 +8,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from bessemer.cli.options import Json, Model, StorageOptions, Threads, whole
-from bessemer.errors import UsageError
+from bessemer.arguments import checked_whole
+from bessemer.cli.options import Json, Model, StorageOptions, Threads, whole, whole_numbers
 
 EXIT_MISMATCH = 1
 # Columns of the table where it isn't read on a terminal.
@@ -53,8 +53,8 @@ def verify(
         report = check(
             model,
             checkpoint=checkpoint,
-            lengths=_numbers(lengths),
-            decode_steps=decode_steps,
+            lengths=whole_numbers("--lengths", lengths, 1),
+            decode_steps=checked_whole("decode_steps", decode_steps),
             threads=threads,
             options=(storage or StorageOptions()).compile_options(),
             progress=progress,
@@ -64,10 +64,3 @@ def verify(
     else:
         report.print(Console(width=None if sys.stdout.isatty() else PIPE_WIDTH))
     return 0 if report.ok else EXIT_MISMATCH
-
-
-def _numbers(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        raise UsageError(f"--lengths {text}: whole numbers, separated by commas") from None

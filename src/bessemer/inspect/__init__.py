@@ -56,7 +56,7 @@ def inspect(
     can't be read or compiled.
     """
     if stage is not None and stage not in STAGES:
-        raise UsageError(f"stage {stage}: choose one of {', '.join(STAGES)}")
+        raise UsageError(f"STAGE {stage}: choose one of {', '.join(STAGES)}")
     from bessemer.inspect.subject import Subject, open_subject
 
     if isinstance(model, Subject):

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from bessemer.arguments import shown
 from bessemer.artifact.manifest import Manifest
 from bessemer.artifact.reader import Artifact
-from bessemer.errors import UsageError
+from bessemer.errors import ArgumentError
 from bessemer.runtime.cpu import default_threads
 from bessemer.runtime.library import Library, Pool
 from bessemer.runtime.weights import load_weights
@@ -26,7 +26,7 @@ def check_threads(threads: int | None) -> None:
         return
     whole = isinstance(threads, Integral) and not isinstance(threads, bool)
     if not whole or not 1 <= threads <= MOST_THREADS:
-        raise UsageError(f"threads is {shown(threads)}; it must be from 1 to {MOST_THREADS}")
+        raise ArgumentError("threads", shown(threads), f"from 1 to {MOST_THREADS}")
 
 
 @dataclass(frozen=True)

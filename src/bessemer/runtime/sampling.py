@@ -32,7 +32,7 @@ from numbers import Integral, Real
 import numpy as np
 from numpy.typing import NDArray
 
-from bessemer.errors import GenerationError, UsageError
+from bessemer.errors import ArgumentError, GenerationError, UsageError
 
 # top-p sorts only a head of the vocabulary, and grows it by this factor until its mass reaches p: a
 # first head of 256 is enough for nearly every real distribution, and costs a 500th of the sort.
@@ -51,14 +51,14 @@ def _real(name: str, value: object, low: float, high: float, expected: str) -> f
     """Check one numeric option; returns it as a float or raises UsageError."""
     number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
     if not low <= number <= high:
-        raise UsageError(f"{name} is {value!r}; it must be {expected}")
+        raise ArgumentError(name, repr(value), expected)
     return number
 
 
 def _integer(name: str, value: object, low: int, expected: str) -> int:
     """Check one whole-number option; returns it as an int or raises UsageError."""
     if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < low:
-        raise UsageError(f"{name} is {value!r}; it must be {expected}")
+        raise ArgumentError(name, repr(value), expected)
     return int(value)
 
 
@@ -131,7 +131,7 @@ class SamplingOptions:
         }
         if self.seed is not None:
             checked["seed"] = _integer(
-                "seed", self.seed, 0, "a whole number of at least 0, or None for a random one"
+                "seed", self.seed, 0, "a whole number of at least 0; by default it is a random one"
             )
         for name, value in checked.items():
             object.__setattr__(self, name, value)

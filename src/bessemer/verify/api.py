@@ -13,6 +13,7 @@ from bessemer.arguments import checked_model
 from bessemer.artifact.reader import Artifact, Check, verify_files
 from bessemer.errors import BessemerError, UsageError
 from bessemer.installation import what_to_install
+from bessemer.runtime.engine import check_threads
 from bessemer.verify.files import check_files, check_manifest, check_symbols
 from bessemer.verify.memory import check_bits, check_hashes, check_layouts, check_tables
 from bessemer.verify.model import compile_again, find_source
@@ -54,6 +55,7 @@ def verify(
     Never raises for what is wrong with an artifact: that is a failed check. Raises BessemerError
     when a model can't be found or compiled, UsageError for arguments that make no sense.
     """
+    check_threads(threads)
     if not lengths or any(n < 1 for n in lengths) or decode_steps < 0:
         raise UsageError("verify needs prompt lengths of at least 1, and no negative decode steps")
     with _compiled(path_or_model, checkpoint, options, progress) as (folder, source):
