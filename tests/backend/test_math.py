@@ -107,6 +107,19 @@ def test_exact_values(kind: str, tmp_path: Path) -> None:
     assert all(np.isnan(values[2]) for values in got.values())
 
 
+@pytest.mark.parametrize("cpu", TARGETS)
+@pytest.mark.parametrize("kind", WIDTHS)
+def test_falling_exp(kind: str, cpu: str, tmp_path: Path) -> None:
+    """exp of at most 0; what is no normal number becomes 0."""
+    body = "%r = math.exp %x fastmath<afn> : {S}"
+    library = load(elementwise(body, kind), tmp_path, TARGETS[cpu])
+    x = -np.abs(samples(-90, 0))
+    with np.errstate(all="ignore"):
+        exact = np.exp(x.astype(np.float64))
+    exact[exact < np.finfo(np.float32).tiny] = 0
+    assert ulps(apply(library, x), exact).max() <= 2
+
+
 def test_vector_math_has_no_calls(tmp_path: Path) -> None:
     """exp of a vector stays in registers; only sin and its like call libm."""
     from bessemer.backend.codegen import compile_module

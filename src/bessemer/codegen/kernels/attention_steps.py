@@ -24,6 +24,7 @@ from bessemer.codegen.kernels.vectors import (
     Array,
     ScratchPlan,
     columns,
+    exp_falling,
     greater,
     horizontal,
     tree,
@@ -298,7 +299,7 @@ class Workspace:
         f, lanes = self.f, self.lanes
         old, top = self.top.vload(f, lanes, row), self.fade.vload(f, lanes, row)
         fade = f.arith("subf", old, safe_maximum(f, top, lanes), type_=self.vector)
-        fade = f.arith("math.exp", fade, type_=self.vector)
+        fade = exp_falling(f, fade, self.vector)
         total = f.arith("mulf", self.total.vload(f, lanes, row), fade, type_=self.vector)
         self.top.vstore(f, top, lanes, row)
         self.fade.vstore(f, fade, lanes, row)
@@ -312,7 +313,7 @@ class Workspace:
 
         def advance(part: str, held: str) -> str:
             weight = f.arith("subf", read(part), top, type_=self.vector)
-            weight = f.arith("math.exp", weight, type_=self.vector)
+            weight = exp_falling(f, weight, self.vector)
             self.score.vstore(f, weight, lanes, row, part)
             return vadd(f, held, weight, lanes)
 

@@ -35,6 +35,7 @@ from bessemer.codegen.kernels.vectors import (
     Array,
     ScratchPlan,
     columns,
+    exp_falling,
     greater,
     horizontal,
     operand,
@@ -257,7 +258,7 @@ class Workspace:
             weights = []
             for at, score in zip(parts, scores, strict=True):
                 value = f.arith("subf", score, wide, type_=self.vector)
-                value = f.arith("math.exp", value, type_=self.vector)
+                value = exp_falling(f, value, self.vector)
                 self.score.vstore(f, value, lanes, head.iv, at)
                 weights.append(value)
             added = horizontal(f, tree(f, weights, vadd, lanes), lanes, vadd)

@@ -84,6 +84,11 @@ def vadd(f: Fn, a: str, b: str, width: int) -> str:
     return f.arith("addf", a, b, type_=vector_type(width))
 
 
+def exp_falling(f: Fn, x: str, type_: str) -> str:
+    """exp(x) for x <= 0, 0 below the normal numbers: a weight of a softmax."""
+    return f.op(f"math.exp {x} fastmath<afn> : {type_}")
+
+
 def tree(f: Fn, values: Sequence[str], combine: Callable[[Fn, str, str, int], str], w: int) -> str:
     """One vector of several, combined pairwise."""
     values = list(values)
