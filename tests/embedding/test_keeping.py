@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -142,6 +143,8 @@ def test_files_that_are_not_right(toys: dict[str, Both], tmp_path: Path) -> None
     refused(c_api.SESSION, "session of toy with other weights", lambda: bias.load(path))
     refused(c_api.FILE, "can't be read: No such", lambda: session.load(tmp_path / "nothing"))
     refused(c_api.FILE, "is no file", lambda: session.load(tmp_path))
+    os.mkfifo(tmp_path / "pipe")
+    refused(c_api.FILE, "is no file", lambda: session.load(tmp_path / "pipe"))
     refused(c_api.FILE, "can't be written: No", lambda: session.save(tmp_path / "no" / "folder"))
     refused(c_api.FILE, "can't be written", lambda: session.save(tmp_path))
     assert not [name for name in tmp_path.iterdir() if "session" in name.name]

@@ -141,6 +141,10 @@ def test_ends(model: Model, folder: Path) -> None:
     ("words", "message"),
     [
         (["--nonsense"], "unknown option --nonsense"),
+        (["hello"], "'hello' stands alone: the prompt comes after -p"),
+        (["-p", "x", "--raw=1"], "--raw takes no value"),
+        (["-p", "x", "--model", ""], "the name after --model is empty"),
+        (["-f", ""], "the name after -f is empty"),
         (["-p"], "-p needs a value"),
         (["-p", "x", "-f", "y"], "give either"),
         (["-p", "x", "--raw", "--system", "y"], "--system needs the chat template"),
@@ -199,6 +203,10 @@ def test_wrong_files(folder: Path, tmp_path: Path) -> None:
     def cut(name: str, size: int) -> Callable[[Path], object]:
         return lambda to: os.truncate(to / name, (to / name).stat().st_size - size)
 
+    def pipe(path: Path) -> object:
+        path.unlink()
+        return os.mkfifo(path)
+
     def swapped(to: Path) -> object:
         return (to / "tokenizer.bin").write_bytes(other)
 
@@ -209,6 +217,8 @@ def test_wrong_files(folder: Path, tmp_path: Path) -> None:
         ("tokenizer.bin can't be read", lambda to: (to / "tokenizer.bin").unlink()),
         ("weights.bin", cut("weights.bin", 4096)),
         ("weights.bin", lambda to: (to / "weights.bin").unlink()),
+        ("tokenizer.bin is no tokenizer file", lambda to: pipe(to / "tokenizer.bin")),
+        ("weights.bin is no file", lambda to: pipe(to / "weights.bin")),
     ]
     for index, (message, change) in enumerate(cases):
         broken = changed(folder, tmp_path / str(index), change)

@@ -316,7 +316,8 @@ static bsm_status read_session(const char *path, stored *s, bsm_error *error) {
     uint8_t fixed[FIXED_BYTES];
     struct stat found;
     int file;
-    do file = open(path, O_RDONLY | O_CLOEXEC);
+    /* A pipe in its place must not be waited for. */
+    do file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     while (file < 0 && errno == EINTR);
     if (file < 0) return failed(error, path, "read", errno);
     bsm_status status = BSM_OK;

@@ -174,7 +174,8 @@ static bsm_status open_file(const char *path, int *file, char **name, bsm_error 
     if (*name == NULL) return bsm_fail(error, BSM_ERROR_MEMORY, "no memory for a file name");
     int is_folder = stat(path, &found) == 0 && S_ISDIR(found.st_mode);
     snprintf(*name, room, is_folder ? "%s/%s" : "%s", path, FILE_NAME);
-    do *file = open(*name, O_RDONLY | O_CLOEXEC);
+    /* A pipe in its place must not be waited for. */
+    do *file = open(*name, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     while (*file < 0 && errno == EINTR);
     return *file < 0 ? unreadable(error, *name, errno) : BSM_OK;
 }

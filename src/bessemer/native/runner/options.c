@@ -131,7 +131,9 @@ static int read_value(const char *name, const char *value, run_options *options)
     double *number = number_option(name, &options->sampling);
     if (text != NULL) {
         *text = value;
-        return 0;
+        int is_name = text == &options->file || text == &options->folder;
+        return is_name && *value == '\0' ? complain(EXIT_USAGE, "the name after %s is empty", name)
+                                         : 0;
     }
     if (number != NULL) return read_number(name, value, number);
     if (!strcmp(name, "--max-tokens")) return read_whole(name, value, 0, &options->max_tokens);
@@ -152,6 +154,20 @@ static int read_joined(char *word, run_options *options, int *code) {
     return known;
 }
 
+/* A word that is no option. */
+static int refuse(char *word, run_options *options) {
+    if (*word != '-')
+        return complain(EXIT_USAGE, "'%s' stands alone: the prompt comes after -p (see --help)",
+                        word);
+    char *equals = strchr(word, '=');
+    if (equals != NULL) {
+        *equals = '\0';
+        if (read_flag(word, options)) return complain(EXIT_USAGE, "%s takes no value", word);
+        *equals = '=';
+    }
+    return complain(EXIT_USAGE, "unknown option %s (see --help)", word);
+}
+
 int read_options(int count, char **words, run_options *options) {
     static const bsm_sampling greedy = BSM_SAMPLING_GREEDY;
     *options = (run_options){.max_tokens = DEFAULT_MAX_TOKENS, .sampling = greedy};
@@ -162,8 +178,7 @@ int read_options(int count, char **words, run_options *options) {
             if (code != 0) return code;
             continue;
         }
-        if (!is_value_option(words[i], options))
-            return complain(EXIT_USAGE, "unknown option %s (see --help)", words[i]);
+        if (!is_value_option(words[i], options)) return refuse(words[i], options);
         if (i + 1 == count) return complain(EXIT_USAGE, "%s needs a value (see --help)", words[i]);
         code = read_value(words[i], words[i + 1], options);
         if (code != 0) return code;

@@ -123,7 +123,8 @@ bsm_status bsm_tokenizer_view(const void *data, size_t size, const char *name, u
 bsm_status bsm_tokenizer_open(const char *path, uint32_t identity, int64_t vocab_size,
                               bsm_tokenizer **tokenizer, bsm_error *error) {
     *tokenizer = NULL;
-    int file = open(path, O_RDONLY | O_CLOEXEC);
+    /* A pipe in its place must not be waited for. */
+    int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     struct stat found;
     if (file < 0 || fstat(file, &found) != 0) {
         bsm_status status = bsm_fail(error, BSM_ERROR_FILE, "%s can't be read: %s", path,
