@@ -209,8 +209,9 @@ static int64_t wanted(const feed *f, int64_t i) {
     return f->rows != NULL ? f->first + f->rows[i] : f->end - f->row_count + i;
 }
 
-/* Feed all of it in chunks. */
-static bsm_status run(bsm_session *session, bsm_entry *entry, const feed *f, bsm_error *error) {
+/* Feed all of it in chunks; a single token whose logits are wanted is a decode step. */
+static bsm_status run(bsm_session *session, const feed *f, bsm_error *error) {
+    const bsm_variant *code = session->model->variant;
     const bsm_info *info = &session->model->description->info;
     int64_t *output_rows = session->inputs + 3 * info->chunk;
     int64_t done = 0;
@@ -221,6 +222,7 @@ static bsm_status run(bsm_session *session, bsm_entry *entry, const feed *f, bsm
             output_rows[count] = wanted(f, done + count) - at;
             count++;
         }
+        bsm_entry *entry = stop - at == 1 && count == 1 ? code->decode : code->prefill;
         float *logits = f->logits == NULL ? session->logits : f->logits + done * info->vocab_size;
         bsm_status status = step(session, entry, at, stop, count, logits, error);
         if (status != BSM_OK) return status;
@@ -264,20 +266,18 @@ static bsm_status check_rows(const feed *f, bsm_error *error) {
     return BSM_OK;
 }
 
-/* Feed checked ids by `entry`, or by the entry point for many where the history must be fed again.
+/* Feed checked ids, and before them what of the history must be fed again.
  * logits NULL: the last row, into the session's own memory. */
-static bsm_status take(bsm_session *session, bsm_entry *entry, const int32_t *ids, feed f,
-                       bsm_error *error) {
+static bsm_status take(bsm_session *session, const int32_t *ids, feed f, bsm_error *error) {
     const bsm_description *model = session->model->description;
     bsm_holding *held = &session->held;
     f.first = held->position;
     f.end = f.first + f.count;
     int64_t wanted_regime = regime(model, f.end);
     f.at = usable(model, held, wanted_regime);
-    if (f.at != f.first) entry = session->model->variant->prefill;
     memcpy(session->tokens + f.first, ids, (size_t)f.count * sizeof *ids);
     begin(session, f.at, f.end, wanted_regime);
-    bsm_status status = run(session, entry, &f, error);
+    bsm_status status = run(session, &f, error);
     if (status != BSM_OK) return status;
     held->valid = f.end;
     __atomic_store_n(&held->position, f.end, __ATOMIC_RELAXED);
@@ -295,7 +295,7 @@ bsm_status bsm_prefill(bsm_session *session, const int32_t *ids, int64_t count, 
     if (status != BSM_OK) return status;
     feed f = {.count = count, .row_count = 1};
     status = check_ids(session, ids, count, error);
-    if (status == BSM_OK) status = take(session, session->model->variant->prefill, ids, f, error);
+    if (status == BSM_OK) status = take(session, ids, f, error);
     bsm_session_leave(session);
     return status;
 }
@@ -308,7 +308,7 @@ bsm_status bsm_prefill_rows(bsm_session *session, const int32_t *ids, int64_t co
     feed f = {.count = count, .rows = rows, .row_count = row_count, .logits = logits};
     status = check_ids(session, ids, count, error);
     if (status == BSM_OK) status = check_rows(&f, error);
-    if (status == BSM_OK) status = take(session, session->model->variant->prefill, ids, f, error);
+    if (status == BSM_OK) status = take(session, ids, f, error);
     bsm_session_leave(session);
     return status;
 }
@@ -318,7 +318,7 @@ bsm_status bsm_decode(bsm_session *session, int32_t id, bsm_error *error) {
     if (status != BSM_OK) return status;
     feed f = {.count = 1, .row_count = 1};
     status = check_ids(session, &id, 1, error);
-    if (status == BSM_OK) status = take(session, session->model->variant->decode, &id, f, error);
+    if (status == BSM_OK) status = take(session, &id, f, error);
     bsm_session_leave(session);
     return status;
 }

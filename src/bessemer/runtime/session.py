@@ -140,7 +140,8 @@ class Session:
         self._context.cancel = 1
 
     def _feed(self, new: npt.NDArray[np.int64], out: F32Array) -> None:
-        """Feed `new`, and before it whatever of the history must be fed again.
+        """Feed `new`, and before it whatever of the history must be fed again. A single token
+        whose logits are wanted is a decode step.
 
         out: logits of the last token [1, vocab], or of all new ones [len(new), vocab].
         """
@@ -151,11 +152,14 @@ class Session:
         self._tokens[held.position : end] = new
         high_water = self._begin(at, end, regime)
         first_row = end - len(out)
+        library = self._engine.library
         while at < end:
             stop = min(at + self._layout.chunk, end)
             rows = max(0, stop - max(at, first_row))
             done = max(at, first_row) - first_row
-            self._step(self._engine.library.prefill, at, stop, out[done : done + rows])
+            single = stop - at == rows == 1
+            function = library.decode if single else library.prefill
+            self._step(function, at, stop, out[done : done + rows])
             at = stop
         self._held = Held(end, end, high_water, regime)
 
