@@ -11,8 +11,12 @@ import pytest
 from bessemer.errors import UsageError
 from bessemer.runtime.engine import MOST_THREADS, Engine
 
+from .conftest import Run
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the device is Linux's own")
+ON_LINUX = pytest.mark.skipif(not Path("/dev/full").exists(), reason="the device is Linux's own")
+
+
+@ON_LINUX
 def test_a_full_disk_behind_stdout_is_an_error_without_a_traceback() -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
@@ -40,6 +44,45 @@ def test_closed_streams_are_no_traceback() -> None:
     assert "standard output is closed" in done[">&-"].stderr
     assert done["<&-"].stdout == done["2>&-"].stdout != ""
     assert not any("Traceback" in d.stderr for d in done.values())
+
+
+@ON_LINUX
+def test_errors_that_nobody_can_read_keep_their_exit_code() -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "bessemer", "run"]
+        assert subprocess.run(command, stderr=full, timeout=60).returncode == 2
+
+
+def test_a_reader_of_a_help_that_goes_away() -> None:
+    command = [sys.executable, "-m", "bessemer", "run", "--help"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
+
+
+@pytest.mark.parametrize("columns", ["0", "1", "20", "many"])
+def test_terminals_of_any_width(
+    bessemer: Run, monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    done = bessemer("run", "--help")
+    assert done.code == 0
+    assert "--json" in done.out
+
+
+@ON_LINUX
+def test_a_prompt_without_end(
+    bessemer: Run, compiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bessemer.cli.options.MOST_BYTES", 1 << 20)
+    monkeypatch.setattr("sys.stdin", open("/dev/zero"))  # noqa: SIM115
+    for words, where in (((), "standard input"), (("-f", "/dev/zero"), "/dev/zero")):
+        done = bessemer("run", compiled, *words)
+        assert done.code == 2
+        assert f"{where} has more than 1 MiB" in done.err
 
 
 @pytest.mark.parametrize("threads", [0, -1, MOST_THREADS + 1, 10**20])

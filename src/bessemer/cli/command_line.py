@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -16,6 +17,9 @@ from bessemer.installation import what_to_install
 EXIT_ERROR = 1
 EXIT_USAGE = 2
 EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE
+
+# Columns below which no page can be laid out, and rich fails on none.
+FEWEST_COLUMNS = 20
 
 VERBS = {
     "compile": "Compile a model to native code.",
@@ -74,6 +78,10 @@ def answer(tokens: list[str]) -> int:
     except BrokenPipeError:
         _forget_stdout()
         return EXIT_BROKEN_PIPE
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # what rich makes of one
+            return EXIT_BROKEN_PIPE
+        raise
     except BessemerError as error:
         fail(str(error))
         return EXIT_ERROR
@@ -86,8 +94,9 @@ def answer(tokens: list[str]) -> int:
 
 
 def fail(message: str) -> None:
-    """Report an error."""
-    print(f"bessemer: error: {message}", file=sys.stderr)
+    """Report an error, if it can be; the exit code tells all the same."""
+    with contextlib.suppress(OSError):
+        print(f"bessemer: error: {message}", file=sys.stderr)
 
 
 def _prepare_streams() -> bool:
@@ -110,6 +119,9 @@ def _prepare_streams() -> bool:
     logger.handlers[:] = [handler]
     logger.setLevel(logging.INFO)
     logger.propagate = False
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns) < FEWEST_COLUMNS:
+        del os.environ["COLUMNS"]
     # Libraries that compiling loads are talkative; what matters comes as an exception.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

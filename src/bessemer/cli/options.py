@@ -181,6 +181,9 @@ def checked_text(what: str, text: str) -> str:
 
 TOP_LOGPROBS = 5
 
+# Of a prompt: more than any context holds, and few enough to be read before that is found.
+MOST_BYTES = 64 << 20
+
 
 @Parameter(name="*")
 @dataclass
@@ -254,7 +257,13 @@ def read_text(prompt: str | None, file: str | None) -> str:
         raise UsageError("there is no prompt: give -p TEXT, -f FILE, or text on standard input")
     where = "standard input" if file in (None, "-") else str(file)
     try:
-        data = sys.stdin.buffer.read() if file in (None, "-") else Path(str(file)).read_bytes()
+        if file in (None, "-"):
+            data = sys.stdin.buffer.read(MOST_BYTES + 1)
+        else:
+            with Path(str(file)).open("rb") as stream:
+                data = stream.read(MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
+            raise UsageError(f"{where} has more than {MOST_BYTES >> 20} MiB; no context holds it")
         text = data.decode("utf-8-sig")
     except OSError as error:
         raise UsageError(f"{where} can't be read: {error.strerror or error}") from None
