@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from bessemer.artifact import packing
 from bessemer.artifact.layout import StoredWeight
 from bessemer.codegen.group import ROWS, GroupSpec, Operand
 from bessemer.codegen.kernels import linear as _linear  # noqa: F401
+from bessemer.codegen.kernels.linear_parts import depth_parts
 from bessemer.codegen.kernels.tile import tile_shape
 from bessemer.graph import DType, Env, TensorType, evaluate_node
 from bessemer.graph.ops.elementwise import ACTIVATIONS
@@ -89,7 +92,10 @@ def activations(x: np.ndarray, spec: GroupSpec, lanes: int = 8) -> list[np.ndarr
 @pytest.mark.parametrize("lanes", [8, 4])
 @pytest.mark.parametrize(
     ("k", "n", "dtype"),
-    [(1, 1, "f32"), (17, 33, "f16"), (40, 96, "bf16"), (7, 40, "q8_0"), (320, 33, "q8_0")],
+    [
+        *((1, 1, "f32"), (17, 33, "f16"), (40, 96, "bf16"), (9, 290, "f16")),
+        *((7, 40, "q8_0"), (320, 33, "q8_0")),
+    ],
 )
 def test_linear_sizes(k: int, n: int, dtype: str, lanes: int) -> None:
     target = codegen_target(lanes)
@@ -140,6 +146,36 @@ def test_gated(activation: str, rows: int | str) -> None:
     gate, up = x @ w[0].T + bias[0], x @ w[1].T + bias[1]
     want = gated(gate, up, {"activation": activation, "alpha": 1.702, "limit": 1.5})
     np.testing.assert_allclose(out, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_one_row_in_parts_of_the_depth(dtype: str) -> None:
+    """Partial sums, then the epilogue; the same bits for any number of threads."""
+    k, n = 2048, 41
+    assert depth_parts(2, k) == 4
+    assert depth_parts(1, 16384) == 32
+    assert depth_parts(9, 16384) == depth_parts(1, 1000) == depth_parts(1, 2050) == 1
+    stored, w = store(random((n, k), 1), dtype)
+    whole = linear_spec(k, n, dtype, 1, has_bias=True, has_residual=True, activation="silu")
+    x_operand, w_operand, *rest = whole.operands
+    partials = Operand("f32", (2 * 4, 32), None, "out")
+    cut = GroupSpec("linear_parts", (x_operand, w_operand, partials), (), (("parts", 4),))
+    attrs = (*whole.attrs, ("parts", 4))
+    combine = GroupSpec("linear_combine", (replace(partials, role="in"), *rest), (), attrs)
+    x, bias, residual = random((1, k), 2), random((n,), 3), random((1, n), 4)
+    given = x.astype(np.float64) @ w.T.astype(np.float64) + bias
+    want = residual + given / (1 + np.exp(-given))
+    for lanes in (8, 4):
+        found = []
+        for threads in (1, 3):
+            sums = np.full((8, 32), np.nan, np.float32)
+            out = np.full((1, n), np.nan, np.float32)
+            target = codegen_target(lanes)
+            CompiledKernel(cut, target)(1, [x, stored, sums], threads=threads, order="reversed")
+            CompiledKernel(combine, target)(1, [sums, bias, residual, out])
+            np.testing.assert_allclose(out, want, rtol=2e-5, atol=1e-4)
+            found.append(out)
+        assert np.array_equal(*found)
 
 
 def test_rows_with_a_stride() -> None:

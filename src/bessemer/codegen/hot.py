@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from bessemer.artifact.layout import Q8_DEPTH
+from bessemer.artifact.layout import PANEL_ROWS, Q8_DEPTH
 from bessemer.codegen import hot_compressed
-from bessemer.codegen.kernels import attention_decode, integer_rows
+from bessemer.codegen.kernels import attention_decode, integer_rows, linear_parts
 from bessemer.codegen.kernels.tile import tile_shape
 from bessemer.codegen.program import EXPANDERS, Planner, expands
 from bessemer.codegen.views import View
@@ -73,9 +73,38 @@ def _linear(planner: Planner, node: Node) -> None:
         "few_rows": rows == WANTED_ROWS,
     }
     accesses = [*_inputs(planner, node.inputs, 1), (planner.write(node.out), "out")]
-    if _is_quantised(planner, node.inputs[1]) and isinstance(rows, Dim):
+    quantised = _is_quantised(planner, node.inputs[1])
+    if quantised and isinstance(rows, Dim):
         accesses[:1] = _integer_rows(planner, node)
+    if rows == 1 and not quantised and not gated:
+        panels, depth = accesses[1][0].buffer.shape[-3:-1]
+        parts = linear_parts.depth_parts(int(str(panels)), int(str(depth)))
+        if parts > 1:
+            _linear_by_parts(planner, node, accesses, parts, attrs)
+            return
     planner.call(node.op, accesses, label=_label(node), attrs=attrs)
+
+
+def _linear_by_parts(
+    planner: Planner,
+    node: Node,
+    accesses: list[tuple[View, str]],
+    parts: int,
+    attrs: dict[str, Any],
+) -> None:
+    """One row by a few deep panels, cut along the depth."""
+    (x, w, *rest), panels = accesses, accesses[1][0].buffer.shape[-3]
+    assert isinstance(panels, int)
+    partials = planner.temporary("partials", (panels * parts, PANEL_ROWS))
+    cut = {**attrs, "parts": parts}
+    planner.call(
+        "linear_parts",
+        [x, w, (partials, "out")],
+        label=_label(node),
+        attrs={"parts": parts},
+        rows=1,
+    )
+    planner.call("linear_combine", [(partials, "in"), *rest], label=_label(node), attrs=cut, rows=1)
 
 
 def _is_quantised(planner: Planner, weight: Value) -> bool:

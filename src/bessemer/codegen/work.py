@@ -72,6 +72,12 @@ def _linear(work: GroupWork, call: Call, state: StateLayout) -> GroupWork:
     return replace(work, flops=2 * parts * n * k, weight_bytes=weights)
 
 
+def _linear_parts(work: GroupWork, call: Call, state: StateLayout) -> GroupWork:
+    """x[1, K] by panels [N/32, K, 32]."""
+    w = call.spec.operands[1]
+    return replace(work, flops=2 * math.prod(map(int, w.shape)), weight_bytes=_nbytes(w))
+
+
 def _embedding(work: GroupWork, call: Call, state: StateLayout) -> GroupWork:
     """One row of the table per token."""
     table, _, out = call.spec.operands
@@ -152,6 +158,7 @@ def _stream(state: StateLayout, entry: int) -> CompressedStream:
 _FORMULAS: dict[str, Callable[[GroupWork, Call, StateLayout], GroupWork]] = {
     "linear": _linear,
     "glu_linear": _linear,
+    "linear_parts": _linear_parts,
     "embedding": _embedding,
     "expert_linear": _experts,
     "flash_attention": _attention,

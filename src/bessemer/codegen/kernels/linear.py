@@ -15,7 +15,15 @@ from dataclasses import dataclass
 
 from bessemer.artifact.layout import PANEL_ROWS
 from bessemer.codegen.emit import Fn
-from bessemer.codegen.group import CodegenTarget, GroupSpec, Kernel, Operand, register
+from bessemer.codegen.group import (
+    BlockUnits,
+    CodegenTarget,
+    GroupSpec,
+    Kernel,
+    Operand,
+    Units,
+    register,
+)
 from bessemer.codegen.kernels import tile, tile_integer
 from bessemer.codegen.kernels.activation import FloatOps, activate, gate
 from bessemer.codegen.kernels.integer_rows import (
@@ -37,6 +45,12 @@ from bessemer.codegen.kernels.tile import (
 from bessemer.codegen.kernels.tile_integer import IntegerTile
 from bessemer.codegen.kernels.vectors import Array, ScratchPlan
 
+# Matrices of so few panels would leave threads without work. Of many rows these are shared out as
+# well, in blocks: of 48 rows, whole tiles, for which widening a panel is a few per cent of the
+# products. One row is cut along its depth: see `linear_parts`.
+FEW_PANELS = 8
+ROW_BLOCK = 48
+
 
 @dataclass(frozen=True)
 class Operands:
@@ -53,7 +67,7 @@ class Operands:
     def of(spec: GroupSpec) -> Operands:
         x, *rest, out = [(f"%op{i}", o) for i, o in enumerate(spec.operands)]
         scales = rest.pop(0) if x[1].element == "i16" else None
-        w = rest.pop(0)
+        w = x if spec.kind == "linear_combine" else rest.pop(0)
         bias = rest.pop(0) if spec.attr("has_bias") else None
         residual = rest.pop(0) if spec.attr("has_residual") else None
         return Operands(x, scales, w, bias, residual, out)
@@ -113,7 +127,7 @@ def _epilogue(
         fn.store(y, name, [row, column], operand.type)
 
 
-def _columns(
+def emit_columns(
     fn: Fn, spec: GroupSpec, target: CodegenTarget, panel: str, row: str, products: Products
 ) -> None:
     """The epilogue of one row of a panel: whole vectors, or scalars where the panel passes N."""
@@ -161,20 +175,43 @@ def _weights_bytes(ops: Operands) -> int:
     return tile.weights_bytes(ops.depth) if ops.scales is None else tile_integer.weights_bytes()
 
 
+def _by_row_blocks(spec: GroupSpec) -> bool:
+    """Whether a unit is a panel of the weight for some of the rows, and not for all."""
+    ops = Operands.of(spec)
+    few = _panels(spec) <= FEW_PANELS and ops.w[1].element != "q8_0"
+    return few and _parts(spec) == 1 and not ops.one_row
+
+
+def _open_unit(fn: Fn, spec: GroupSpec, unit: str) -> tuple[str, str, Callable[[str], list[str]]]:
+    """A unit's panel, how many rows it takes, and the index of its row m."""
+    if not _by_row_blocks(spec):
+        return unit, "%rows", lambda m: [m]
+    size = fn.index(ROW_BLOCK)
+    blocks = fn.op(f"arith.ceildivsi %rows, {size} : index")
+    start = fn.mul(fn.rem(unit, blocks), size)
+    count = fn.min(size, fn.sub("%rows", start))
+    return fn.div(unit, blocks), count, lambda m: [fn.add(start, m)]
+
+
 def _emit_tiled(fn: Fn, spec: GroupSpec, target: CodegenTarget) -> None:
     """Many rows: for each panel, C = X @ W.T block by block into scratch, then the epilogue."""
     rows = fn.index(padded_rows(target.chunk, target))
     ops = Operands.of(spec)
-    product_of = _open_tile(fn, target, ops).block_product
+    opened = _open_tile(fn, target, ops)
     base = _weights_bytes(ops)
     views = [
         scratch_view(fn, base + part * product_bytes(target), PRODUCT_TYPE, rows)
         for part in range(_parts(spec))
     ]
-    with fn.loop("%begin", "%end") as panels:
+    with fn.loop("%begin", "%end") as unit:
+        panel, count, row_of = _open_unit(fn, spec, unit.iv)
         for part, view in enumerate(views):
-            product_of(_panel(fn, spec, target, part, panels.iv), "%rows", view)
-        with fn.loop(fn.index(0), "%rows") as row:
+            weights = _panel(fn, spec, target, part, panel)
+            if isinstance(opened, IntegerTile):
+                opened.block_product(weights, count, view)
+            else:
+                opened.block_product(weights, count, view, row_of)
+        with fn.loop(fn.index(0), count) as row:
 
             def products(o: FloatOps, column: str) -> list[str]:
                 at = [row.iv, column]
@@ -182,7 +219,8 @@ def _emit_tiled(fn: Fn, spec: GroupSpec, target: CodegenTarget) -> None:
                     return [fn.vload(v, at, PRODUCT_TYPE, o.lanes) for v in views]
                 return [fn.load(v, at, PRODUCT_TYPE) for v in views]
 
-            _columns(fn, spec, target, panels.iv, row.iv, products)
+            (at_row,) = row_of(row.iv)
+            emit_columns(fn, spec, target, panel, at_row, products)
 
 
 def _matvec_plan(spec: GroupSpec) -> ScratchPlan:
@@ -232,7 +270,7 @@ def _emit_matvec(fn: Fn, spec: GroupSpec, target: CodegenTarget) -> None:
             assert held is not None
             return [held.load(fn, fn.index(part), column) for part in range(_parts(spec))]
 
-        _columns(fn, spec, target, panels.iv, zero, products)
+        emit_columns(fn, spec, target, panels.iv, zero, products)
 
 
 def row_reader(
@@ -261,11 +299,18 @@ def emit(fn: Fn, spec: GroupSpec, target: CodegenTarget) -> None:
         _emit_tiled(fn, spec, target)
 
 
-def units(spec: GroupSpec) -> int:
-    """Panels of the weight."""
+def _panels(spec: GroupSpec) -> int:
     panels = Operands.of(spec).w[1].shape[-3]
     assert isinstance(panels, int)
     return panels
+
+
+def units(spec: GroupSpec) -> Units:
+    """Panels of the weight; of few panels and many rows, each with blocks of the rows. One row is
+    one block, so that units are panels for it.
+    """
+    panels = _panels(spec)
+    return BlockUnits(panels, ROW_BLOCK) if _by_row_blocks(spec) else panels
 
 
 def thread_scratch(spec: GroupSpec, target: CodegenTarget) -> int:

@@ -132,15 +132,16 @@ class Panel:
             loop.carry(*sums)
         return loop.results
 
-    def product(self, x: Scalar, depth: int) -> list[str]:
-        """The 32 sums of weight * x(k) over k < depth, as vectors, UNROLL depths a step. x gives a
-        broadcast vector.
+    def product(self, x: Scalar, depth: int, first: str | None = None) -> list[str]:
+        """The 32 sums of weight * x(k) over `depth` depths from `first` (0), as vectors, UNROLL
+        depths a step. x gives a broadcast vector.
         """
         fn, lanes, vectors = self.fn, self.lanes, len(self.columns)
         kind = f"vector<{lanes}xf32>"
         zero = (fn.splat(0.0, lanes), kind)
 
         def step(k: str, sums: list[str]) -> list[str]:
+            k = k if first is None else fn.add(first, k)
             factor = x(k)
             pairs = zip(self.vectors(k), sums, strict=True)
             return [fn.fma(w, factor, total, lanes) for w, total in pairs]
