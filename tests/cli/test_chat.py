@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -86,6 +87,25 @@ def test_saving_where_it_cannot_be(talk: Run, tmp_path: Path) -> None:
     assert "give a file" in done.err
     assert "error" in done.err
     assert done.out == "aaa\n"
+
+
+def test_saving_on_a_full_disk_keeps_what_was_there(
+    talk: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "conversation.json"
+    talk(f"/save {file}")
+    before = file.read_text()
+    write = Path.write_text
+
+    def write_half(path: Path, text: str, **how: str) -> int:
+        write(path, text[: len(text) // 2], **how)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_text", write_half)
+    done = talk("hello", f"/save {file}")
+    assert f"{file} can't be written: No space left" in done.err
+    assert file.read_text() == before
+    assert list(tmp_path.glob(".conversation*")) == []
 
 
 def test_k03_a_turn_that_is_too_long(talk: Run) -> None:

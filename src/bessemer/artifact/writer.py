@@ -230,7 +230,7 @@ def _check_space(destination: Path, needed: int) -> None:
     if free < needed:
         raise ArtifactError(
             f"{destination} needs {needed / 1e9:.2f} GB and {parent} has {free / 1e9:.2f} GB free; "
-            "make room, or choose another output folder (-o)"
+            "make room, or choose another output folder (-o), or for the cache set XDG_CACHE_HOME"
         )
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import json as json_format
 import sys
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
@@ -187,10 +189,26 @@ class Chat:
         content = {"model": self.conversation.model.name, "messages": self.conversation.messages}
         text = json_format.dumps(content, indent=2, ensure_ascii=False) + "\n"
         try:
-            checked_path("the file", name).write_text(text, encoding="utf-8")
+            _write_whole(checked_path("the file", name), text)
         except OSError as error:
             raise UsageError(f"{name} can't be written: {error.strerror or error}") from None
         say(f"saved to {name}")
 
     def quit(self, rest: str) -> None:
         self.over = True
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Write a file, or leave what it held where the disk is full."""
+    if path.exists() and not path.is_file():  # a pipe, a terminal
+        path.write_text(text, encoding="utf-8")
+        return
+    path = path.resolve()
+    temporary = path.with_name(f".{path.name[:100]}.{uuid.uuid4().hex[:12]}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
