@@ -127,6 +127,7 @@ def test_threads(bessemer: Run, compiled: Path) -> None:
         (["run", "{model}", "-p", "x", "-f", "y"], "either -p TEXT or -f FILE"),
         (["run", "{model}", "-f", "/no/such/file"], "can't be read"),
         (["run", "{model}", "-p", " "], "prompt is empty"),
+        (["run", "{model}", "-f", ""], "-f '': it must be a path"),
         (["run", "", "-p", "x"], "MODEL '': it must be a folder, a file or a name"),
         (["run", "{model}", "-p", "a\udcff"], "the prompt is not UTF-8 text (byte 1)"),
         (["run", "{model}", "-p", "x", "--system", "\udcff"], "--system is not UTF-8 text"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_format
+import sys
 import time
 from typing import Annotated, Any
 
@@ -25,13 +26,15 @@ def models(
     if remove is not None:
         if not remove:
             raise UsageError("--remove needs a key, or its beginning; `bessemer models` lists them")
-        keys = [m.key for m in cache.cached_models() if m.key.startswith(remove)]
-        if len(keys) != 1:
+        fitting = [m for m in cache.cached_models() if m.key.startswith(remove)]
+        if len(fitting) != 1:
             raise UsageError(
-                f"--remove {remove}: the keys of {len(keys) or 'no'} compiled models begin so; "
+                f"--remove {remove}: the keys of {len(fitting) or 'no'} compiled models begin so; "
                 "`bessemer models` lists them"
             )
-        cache.remove(keys[0])
+        gone = fitting[0]
+        cache.remove(gone.key)
+        print(f"bessemer: removed {gone.name} ({size_text(gone.nbytes)})", file=sys.stderr)
         return 0
     found = {"aliases": _aliases(), "hub": _hub_models(), "compiled": _compiled()}
     if json:

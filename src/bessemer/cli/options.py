@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter, Token
 
-from bessemer.arguments import checked_whole
+from bessemer.arguments import checked_path, checked_whole
 from bessemer.compile_options import CompileOptions
 from bessemer.errors import UsageError
 
@@ -257,10 +257,10 @@ def read_text(prompt: str | None, file: str | None) -> str:
         raise UsageError("there is no prompt: give -p TEXT, -f FILE, or text on standard input")
     where = "standard input" if file in (None, "-") else str(file)
     try:
-        if file in (None, "-"):
+        if file is None or file == "-":
             data = sys.stdin.buffer.read(MOST_BYTES + 1)
         else:
-            with Path(str(file)).open("rb") as stream:
+            with checked_path("file", file).open("rb") as stream:
                 data = stream.read(MOST_BYTES + 1)
         if len(data) > MOST_BYTES:
             raise UsageError(f"{where} has more than {MOST_BYTES >> 20} MiB; no context holds it")

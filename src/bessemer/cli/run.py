@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from bessemer.arguments import checked_path
 from bessemer.cli import interrupt
 from bessemer.cli.line_file import LineFile
 from bessemer.cli.options import (
@@ -81,7 +82,9 @@ def run(
     with contextlib.ExitStack() as open_files:
         lines = None
         if dumps.dump_logprobs is not None:  # before minutes of work: may it be written?
-            lines = open_files.enter_context(LineFile(Path(dumps.dump_logprobs)))
+            lines = open_files.enter_context(
+                LineFile(checked_path("dump_logprobs", dumps.dump_logprobs))
+            )
         loaded = load_model(model, storage, threads, steering)
         if lines is not None:
             options |= _logprobs_options(dumps, lines)
