@@ -73,6 +73,13 @@ CASES = {
         (r"vfmacc\.v[fv]|vfmadd\.v[fv]", "vsetivli", r"vle32\.v"),
         ("rv64,v=true,vlen=128", "rv64,v=true,vlen=256"),
     ),
+    "rvv integers": Case(
+        "riscv64-linux-gnu",
+        "baseline+v",
+        "q8_0",
+        (r"vwmul|vwmacc|vmul\.v", "vsetivli"),
+        ("rv64,v=true,vlen=128",),
+    ),
 }
 
 

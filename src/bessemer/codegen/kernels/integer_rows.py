@@ -235,13 +235,13 @@ def _round(f: Fn, value: str, inverse: str, width: int) -> str:
     """
     kind = vector_type(width)
     scaled = f.arith("mulf", value, f.broadcast(inverse, width), type_=kind)
-    # These two pass a NaN by, so that the conversion below is always defined.
+    # These two pass a NaN by, so that the sum below is always in its range.
     scaled = f.arith("maxnumf", scaled, f.splat(-LARGEST, width), type_=kind)
     scaled = f.arith("minnumf", scaled, f.splat(LARGEST, width), type_=kind)
-    rounder = f.splat(ROUNDER, width)
-    whole = f.arith("subf", f.arith("addf", scaled, rounder, type_=kind), rounder, type_=kind)
-    wide = f.op(f"arith.fptosi {whole} : {kind} to {vector_type(width, 'i32')}")
-    return f.op(f"arith.trunci {wide} : {vector_type(width, 'i32')} to {vector_type(width, 'i16')}")
+    # The last bit of the sum counts ones: its low half is the integer, in two's complement.
+    shifted = f.arith("addf", scaled, f.splat(ROUNDER, width), type_=kind)
+    bits = f.op(f"vector.bitcast {shifted} : {kind} to {vector_type(width, 'i32')}")
+    return f.op(f"arith.trunci {bits} : {vector_type(width, 'i32')} to {vector_type(width, 'i16')}")
 
 
 def plan_row(plan: ScratchPlan, depth: int) -> None:
