@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
+from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
 from bessemer.graph import Value, evaluate_value
@@ -26,7 +28,8 @@ Logits = Callable[[Sequence[int]], np.ndarray]
 def reference_logits(source: Imported | Source, weights: Read | None = None) -> Logits:
     """A function from token ids to PyTorch's logits float32[T, vocab] of a cold full forward.
 
-    A model with low-precision steps is our own definition of it, called by itself.
+    A model with low-precision steps is our own definition of it, called by itself. Of equal
+    scores the lowest index is chosen (`LowestFirst`).
 
     Args:
         source: what was imported, or anything that `import_model` takes.
@@ -83,10 +86,29 @@ def _fill(model: torch.nn.Module, imported: Imported, read: Read) -> None:
                 table[name] = torch.nn.Parameter(value, False) if is_parameter else value
 
 
+class LowestFirst(TorchFunctionMode):
+    """Among equal values `topk` takes the lowest index, which PyTorch leaves open, and which it
+    does differently for different shapes. Compiled code has this rule, too: scores of an index
+    are often exactly zero.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        plain = not kwargs.keys() - {"input", "k", "dim", "sorted"}
+        if func not in (torch.topk, torch.Tensor.topk) or not plain or len(args) > 3:
+            return func(*args, **kwargs)
+        named = {**dict(zip(("input", "k", "dim"), args, strict=False)), **kwargs}
+        x, k, dim = named["input"], named["k"], named.get("dim", -1)
+        values, indices = torch.sort(x, dim=dim, descending=True, stable=True)
+        return torch.return_types.topk((values.narrow(dim, 0, k), indices.narrow(dim, 0, k)))
+
+
 def _causal_lm(model: PreTrainedModel) -> Logits:
     def logits(ids: Sequence[int]) -> np.ndarray:
         rope.reset(model)
-        with torch.no_grad():
+        with torch.no_grad(), LowestFirst():
             out = model(input_ids=torch.tensor([list(ids)]), use_cache=False)
         return out.logits[0].numpy()
 
@@ -101,7 +123,7 @@ def _plain(model: torch.nn.Module, rank: int) -> Logits:
             buffer.copy_(start[name])
         shape = (1, len(ids)) if rank == 2 else (len(ids),)
         tokens, positions = torch.tensor(list(ids)), torch.arange(len(ids))
-        with torch.no_grad():
+        with torch.no_grad(), LowestFirst():
             out = model(tokens.reshape(shape), positions.reshape(shape))
         return out.reshape(len(ids), -1).numpy()
 
