@@ -126,7 +126,12 @@ def codegen_options(options: CompileOptions, target: Target, context: int) -> Ge
 
     chunk = min(options.chunk, context)
     machine = CodegenTarget(
-        target.f32_lanes, target.vector_registers, chunk, options.kv, target.pair_dot
+        target.f32_lanes,
+        target.vector_registers,
+        chunk,
+        options.kv,
+        target.pair_dot,
+        target.loads_halves,
     )
     return GenerateOptions(
         machine,

@@ -39,7 +39,7 @@ def codegen_target(
     native = Target.native()
     if pair_dot is None:
         pair_dot = native.pair_dot if native.f32_lanes == lanes else ""
-    return CodegenTarget(lanes, registers, 64, kv, pair_dot)
+    return CodegenTarget(lanes, registers, 64, kv, pair_dot, native.loads_halves)
 
 
 def aligned(nbytes: int) -> np.ndarray:

@@ -94,7 +94,7 @@ def activations(x: np.ndarray, spec: GroupSpec, lanes: int = 8) -> list[np.ndarr
     ("k", "n", "dtype"),
     [
         *((1, 1, "f32"), (17, 33, "f16"), (40, 96, "bf16"), (9, 290, "f16")),
-        *((7, 40, "q8_0"), (320, 33, "q8_0")),
+        *((7, 40, "q8_0"), (320, 33, "q8_0"), (700, 290, "f16"), (1290, 33, "f32")),
     ],
 )
 def test_linear_sizes(k: int, n: int, dtype: str, lanes: int) -> None:
@@ -114,6 +114,20 @@ def test_linear_sizes(k: int, n: int, dtype: str, lanes: int) -> None:
                 given = activations(x, kernel.spec, lanes)
                 kernel(rows, [*given, stored, out], threads=threads, order="reversed")
                 np.testing.assert_allclose(out, want, rtol=2e-5, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_widened_or_read_in_place(dtype: str) -> None:
+    """The same sums in the same order, whether a load widens or a panel is widened before."""
+    k, n, rows = 650, 300, 50
+    stored, _ = store(random((n, k), 1), dtype)
+    x, found = random((rows, k), 2), []
+    for loads_halves in (False, True):
+        target = replace(codegen_target(), loads_halves=loads_halves)
+        out = np.full((rows, n), np.nan, np.float32)
+        CompiledKernel(linear_spec(k, n, dtype), target)(rows, [x, stored, out], threads=2)
+        found.append(out)
+    assert np.array_equal(*found)
 
 
 @pytest.mark.parametrize("rows", [ROWS, 1])

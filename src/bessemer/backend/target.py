@@ -186,6 +186,13 @@ class Target:
         return True
 
     @property
+    def loads_halves(self) -> bool:
+        """Whether loads that widen f16 and bf16 to f32 take (next to) no time from multiply-adds:
+        x86 has instructions that load and convert, and ports for them beside those of arithmetic.
+        """
+        return self.arch == "x86_64" and self.has_f16c
+
+    @property
     def abi_name(self) -> str:
         """The ABI where LLVM has to be told (riscv64), else empty."""
         return "lp64d" if self.arch == "riscv64" else ""

@@ -73,6 +73,7 @@ class CodegenTarget:
     chunk: int  # most rows of a call
     kv_dtype: str  # element of the KV cache
     pair_dot: str = ""  # LLVM's name of an instruction on `lanes` pairs, see `integer_rows`
+    loads_halves: bool = False  # f16 and bf16 are widened beside multiply-adds, for nothing
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from bessemer.codegen.kernels.linear import row_reader
 from bessemer.codegen.kernels.panel import Panel
 from bessemer.codegen.kernels.tile import (
     PRODUCT_TYPE,
-    open_tile,
+    Tile,
     padded_rows,
     scratch_view,
     tile_shape,
@@ -131,12 +131,11 @@ class Experts:
         at = self.x_at(row, choice)
         return panel.product(row_reader(f, target, self.described(self.x), at), self.depth)
 
-    @property
-    def weights_bytes(self) -> int:
+    def weights_bytes(self, target: CodegenTarget) -> int:
         """Thread scratch of the widened weights of a tile."""
         if self.scales is not None:
             return tile_integer.weights_bytes()
-        return tile.weights_bytes(self.depth)
+        return tile.weights_bytes(self.depth, self.described(self.w)[1].element, target)
 
     def slab_product(self, f: Fn, target: CodegenTarget, offset: int) -> SlabProduct:
         """How a panel is multiplied with gathered rows."""
@@ -145,7 +144,7 @@ class Experts:
             return lambda panel, count, product, pair: integers.block_product(
                 panel, count, product, lambda i: self.integer_row(f, *pair(i))
             )
-        floats = open_tile(f, target, *self.described(self.x), offset=offset)
+        floats = Tile(f, target, *self.described(self.x), offset)
         return lambda panel, count, product, pair: floats.block_product(
             panel, count, product, lambda i: self.x_at(*pair(i))
         )
@@ -162,7 +161,7 @@ def _plan(spec: GroupSpec, target: CodegenTarget) -> ScratchPlan:
     if group.one_row:
         plan.add("product", (group.parts, PANEL_ROWS))
         return plan
-    plan.add("weights", (group.weights_bytes // 4,))
+    plan.add("weights", (group.weights_bytes(target) // 4,))
     for part in range(group.parts):
         plan.add(f"product{part}", (padded_rows(target.chunk, target), PANEL_ROWS))
     plan.add("ends", (group.experts,), "i64")

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bessemer.artifact.layout import PANEL_ROWS
+from bessemer.artifact.layout import PANEL_ROWS, STORAGE_BYTES
 from bessemer.codegen.emit import Fn
 from bessemer.codegen.group import (
     BlockUnits,
@@ -36,7 +36,6 @@ from bessemer.codegen.kernels.panel import Panel
 from bessemer.codegen.kernels.tile import (
     PRODUCT_TYPE,
     Tile,
-    open_tile,
     padded_rows,
     product_bytes,
     scratch_view,
@@ -50,6 +49,10 @@ from bessemer.codegen.kernels.vectors import Array, ScratchPlan
 # products. One row is cut along its depth: see `linear_parts`.
 FEW_PANELS = 8
 ROW_BLOCK = 48
+# A matrix of at most so many bytes stays in the last cache while blocks of ROW_BLOCK rows meet it,
+# one after the other: the rows then stay in L2, where all of them would come from L3 for every
+# panel. Larger ones would come from memory again for every block.
+CACHED_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -167,12 +170,14 @@ def _panel(fn: Fn, spec: GroupSpec, target: CodegenTarget, part: int, panel: str
 def _open_tile(fn: Fn, target: CodegenTarget, ops: Operands) -> Tile | IntegerTile:
     if ops.scales is not None:
         return IntegerTile.open(fn, target, ops.integer_rows(fn, target))
-    return open_tile(fn, target, *ops.x)
+    return Tile(fn, target, *ops.x, 0)
 
 
-def _weights_bytes(ops: Operands) -> int:
+def _weights_bytes(ops: Operands, target: CodegenTarget) -> int:
     """Thread scratch of the widened weights of a tile."""
-    return tile.weights_bytes(ops.depth) if ops.scales is None else tile_integer.weights_bytes()
+    if ops.scales is not None:
+        return tile_integer.weights_bytes()
+    return tile.weights_bytes(ops.depth, ops.w[1].element, target)
 
 
 def _by_row_blocks(spec: GroupSpec) -> bool:
@@ -182,45 +187,63 @@ def _by_row_blocks(spec: GroupSpec) -> bool:
     return few and _parts(spec) == 1 and not ops.one_row
 
 
-def _open_unit(fn: Fn, spec: GroupSpec, unit: str) -> tuple[str, str, Callable[[str], list[str]]]:
-    """A unit's panel, how many rows it takes, and the index of its row m."""
-    if not _by_row_blocks(spec):
-        return unit, "%rows", lambda m: [m]
-    size = fn.index(ROW_BLOCK)
-    blocks = fn.op(f"arith.ceildivsi %rows, {size} : index")
-    start = fn.mul(fn.rem(unit, blocks), size)
-    count = fn.min(size, fn.sub("%rows", start))
-    return fn.div(unit, blocks), count, lambda m: [fn.add(start, m)]
+def _rows_at_once(spec: GroupSpec, target: CodegenTarget) -> int:
+    """Rows that meet a range of panels before the next ones do."""
+    ops = Operands.of(spec)
+    whole = padded_rows(target.chunk, target)
+    if _by_row_blocks(spec):
+        return min(ROW_BLOCK, whole)
+    if ops.scales is not None or tile.is_widened(ops.w[1].element, target):
+        return whole  # a panel is widened for all of them
+    nbytes = _parts(spec) * _panels(spec) * PANEL_ROWS * ops.depth * STORAGE_BYTES[ops.w[1].element]
+    return min(ROW_BLOCK, whole) if nbytes <= CACHED_BYTES else whole
 
 
 def _emit_tiled(fn: Fn, spec: GroupSpec, target: CodegenTarget) -> None:
     """Many rows: for each panel, C = X @ W.T block by block into scratch, then the epilogue."""
-    rows = fn.index(padded_rows(target.chunk, target))
-    ops = Operands.of(spec)
+    size, zero = fn.index(_rows_at_once(spec, target)), fn.index(0)
+    if _by_row_blocks(spec):
+        blocks = fn.op(f"arith.ceildivsi %rows, {size} : index")
+        with fn.loop("%begin", "%end") as unit:
+            start = fn.mul(fn.rem(unit.iv, blocks), size)
+            _emit_panel(fn, spec, target, fn.div(unit.iv, blocks), start)
+        return
+    with (
+        fn.loop(zero, "%rows", _rows_at_once(spec, target)) as block,
+        fn.loop("%begin", "%end") as panel,
+    ):
+        _emit_panel(fn, spec, target, panel.iv, block.iv)
+
+
+def _emit_panel(fn: Fn, spec: GroupSpec, target: CodegenTarget, panel: str, start: str) -> None:
+    """One panel and the rows from `start`, as many as are taken at once."""
+    ops, size = Operands.of(spec), _rows_at_once(spec, target)
     opened = _open_tile(fn, target, ops)
-    base = _weights_bytes(ops)
+    count = fn.min(fn.index(size), fn.sub("%rows", start))
     views = [
-        scratch_view(fn, base + part * product_bytes(target), PRODUCT_TYPE, rows)
+        scratch_view(
+            fn,
+            _weights_bytes(ops, target) + part * product_bytes(size),
+            PRODUCT_TYPE,
+            fn.index(size),
+        )
         for part in range(_parts(spec))
     ]
-    with fn.loop("%begin", "%end") as unit:
-        panel, count, row_of = _open_unit(fn, spec, unit.iv)
-        for part, view in enumerate(views):
-            weights = _panel(fn, spec, target, part, panel)
-            if isinstance(opened, IntegerTile):
-                opened.block_product(weights, count, view)
-            else:
-                opened.block_product(weights, count, view, row_of)
-        with fn.loop(fn.index(0), count) as row:
+    for part, view in enumerate(views):
+        weights = _panel(fn, spec, target, part, panel)
+        if isinstance(opened, IntegerTile):
+            opened.block_product(weights, count, view)
+        else:
+            opened.block_product(weights, count, view, lambda m: [fn.add(start, m)])
+    with fn.loop(fn.index(0), count) as row:
 
-            def products(o: FloatOps, column: str) -> list[str]:
-                at = [row.iv, column]
-                if o.lanes:
-                    return [fn.vload(v, at, PRODUCT_TYPE, o.lanes) for v in views]
-                return [fn.load(v, at, PRODUCT_TYPE) for v in views]
+        def products(o: FloatOps, column: str) -> list[str]:
+            at = [row.iv, column]
+            if o.lanes:
+                return [fn.vload(v, at, PRODUCT_TYPE, o.lanes) for v in views]
+            return [fn.load(v, at, PRODUCT_TYPE) for v in views]
 
-            (at_row,) = row_of(row.iv)
-            emit_columns(fn, spec, target, panel, at_row, products)
+        emit_columns(fn, spec, target, panel, fn.add(start, row.iv), products)
 
 
 def _matvec_plan(spec: GroupSpec) -> ScratchPlan:
@@ -317,7 +340,10 @@ def thread_scratch(spec: GroupSpec, target: CodegenTarget) -> int:
     one_row, ops = _matvec_plan(spec).nbytes, Operands.of(spec)
     if ops.one_row:
         return one_row
-    return max(one_row, _weights_bytes(ops) + _parts(spec) * product_bytes(target))
+    return max(
+        one_row,
+        _weights_bytes(ops, target) + _parts(spec) * product_bytes(_rows_at_once(spec, target)),
+    )
 
 
 for _kind in ("linear", "glu_linear"):

@@ -1,9 +1,9 @@
 """The register tile: rows of activations times one 32-row weight panel.
 
 `block_product` computes C[rows, 32] = X[rows, K] @ panel.T for one panel of any float format. K is
-cut into blocks; of each, the panel is widened to f32 once and then used by every tile of rows. Rows
-are addressed through a function, so that gathered rows (experts) use it too. Quantised panels have
-`tile_integer`.
+cut into blocks, each of which is used by every tile of rows. Where a load does not give f32, the
+block is widened once before. Rows are addressed through a function, so that gathered rows (experts)
+use it too. Quantised panels have `tile_integer`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from bessemer.codegen.emit import Fn, memref_type
 from bessemer.codegen.group import CodegenTarget, Operand
 from bessemer.codegen.kernels.panel import Panel
 
-# Most depths of a K block. The widened block, 640 x 32 f32 = 80 KiB, streams from an L2 of 256 KiB
-# or more at a line for 12 FMAs, which costs less than to fetch and store C's tile more often: on
-# Zen 3 a tile of 576 deep runs at 96 GFLOP/s in one block, at 93 in blocks of 256.
+# Most depths of a K block: 640 x 32 f32 = 80 KiB, which stream from an L2 of 256 KiB or more at a
+# line for 12 FMAs. Smaller blocks fetch and store C's tile more often: on Zen 3 a tile of 576 deep
+# runs at 96 GFLOP/s in one block, at 93 in blocks of 256.
 K_BLOCK = 640
 
 
@@ -48,14 +48,25 @@ def k_block(depth: int) -> int:
     return -(-depth // -(-depth // K_BLOCK))
 
 
-def weights_bytes(depth: int) -> int:
+def is_widened(element: str, target: CodegenTarget) -> bool:
+    """Whether weights of a format are widened (or f32, put closer together) before they are used.
+    Where loads widen, they are not: few rows then cost their products alone.
+    """
+    return element == "f32" or not target.loads_halves
+
+
+def weights_bytes(depth: int, element: str, target: CodegenTarget) -> int:
     """Thread scratch of the widened K block."""
-    return align(k_block(depth) * PANEL_ROWS * 4)
+    return align(k_block(depth) * PANEL_ROWS * 4) if is_widened(element, target) else 0
 
 
-def product_bytes(target: CodegenTarget) -> int:
-    """Thread scratch of C for a whole chunk of rows."""
-    return align(padded_rows(target.chunk, target) * PANEL_ROWS * 4)
+def product_bytes(rows: int) -> int:
+    """Thread scratch of C for so many rows, whole tiles."""
+    return align(rows * PANEL_ROWS * 4)
+
+
+# weights(k, column): the vector of the tile's weights at depth k of the K block.
+Weights = Callable[[str, str], str]
 
 
 @dataclass(frozen=True)
@@ -66,7 +77,7 @@ class Tile:
     target: CodegenTarget
     x: str
     x_operand: Operand
-    weights: str  # memref<blocks x k_block x columns x f32>, the widened K block
+    offset: int  # of the widened K block in the thread's scratch
 
     @property
     def depth(self) -> int:
@@ -77,10 +88,6 @@ class Tile:
     @property
     def columns(self) -> int:
         return tile_shape(self.target).vectors * self.target.lanes
-
-    @property
-    def weights_type(self) -> str:
-        return memref_type((PANEL_ROWS // self.columns, k_block(self.depth), self.columns), "f32")
 
     def block_product(
         self,
@@ -97,12 +104,34 @@ class Tile:
         k_size, step = fn.index(self.depth), k_block(self.depth)
         with fn.loop(fn.index(0), k_size, step) as k_loop:
             size = fn.min(fn.index(step), fn.sub(k_size, k_loop.iv))
-            panel.widen(k_loop.iv, size, lambda k, column, value: _keep(self, k, column, value))
+            read = self._open(panel, k_loop.iv, size)
             first = fn.cmp("eq", k_loop.iv, fn.index(0))
             with fn.loop(fn.index(0), rows, tile_shape(self.target).rows) as m_loop:
                 at = rows_at(fn, self.target, m_loop.iv, rows, row_index)
                 with fn.loop(fn.index(0), fn.index(PANEL_ROWS // self.columns)) as n_loop:
-                    _tile(self, at, m_loop.iv, n_loop.iv, k_loop.iv, size, first, product)
+                    place = (m_loop.iv, fn.mul(n_loop.iv, fn.index(self.columns)))
+                    weights = read(n_loop.iv, place[1])
+                    _tile(self, at, place, (k_loop.iv, size), first, weights, product)
+
+    def _open(self, panel: Panel, k0: str, size: str) -> Callable[[str, str], Weights]:
+        """How column block number `block`, which begins at `column`, is read in this K block."""
+        fn, lanes, operand = self.fn, self.target.lanes, panel.operand
+        if not is_widened(operand.element, self.target):
+
+            def from_panel(k: str, column: str) -> str:
+                at = [*panel.lead, fn.add(k0, k), column]
+                return fn.vload(panel.name, at, operand.type, lanes, operand.element)
+
+            return lambda block, column: lambda k, v: from_panel(k, fn.add(column, v))
+        type_ = memref_type((PANEL_ROWS // self.columns, k_block(self.depth), self.columns), "f32")
+        wide = scratch_view(fn, self.offset, type_)
+
+        def keep(k: str, column: int, value: str) -> None:
+            block, inner = divmod(column, self.columns)
+            fn.vstore(value, wide, [fn.index(block), k, fn.index(inner)], type_, lanes)
+
+        panel.widen(k0, size, keep)
+        return lambda block, column: lambda k, v: fn.vload(wide, [block, k, v], type_, lanes)
 
 
 def rows_at(
@@ -129,50 +158,33 @@ def scratch_view(fn: Fn, offset: int, type_: str, *sizes: str) -> str:
     return fn.op(f"memref.view %scratch[{at}][{', '.join(sizes)}] : memref<?xi8> to {type_}")
 
 
-def open_tile(fn: Fn, target: CodegenTarget, x: str, x_operand: Operand, offset: int = 0) -> Tile:
-    """A tile whose widened weights live at `offset` of the thread's scratch."""
-    tile = Tile(fn, target, x, x_operand, "")
-    view = scratch_view(fn, offset, tile.weights_type)
-    return Tile(fn, target, x, x_operand, view)
-
-
-def _keep(tile: Tile, k: str, column: int, value: str) -> None:
-    """Store widened weights as [column block][k][columns]."""
-    fn = tile.fn
-    block, inner = divmod(column, tile.columns)
-    to = [fn.index(block), k, fn.index(inner)]
-    fn.vstore(value, tile.weights, to, tile.weights_type, tile.target.lanes)
-
-
 def _tile(
     tile: Tile,
     at: list[list[str]],
-    m: str,
-    block: str,
-    k0: str,
-    size: str,
+    place: tuple[str, str],
+    depths: tuple[str, str],
     first: str,
+    weights: Weights,
     product: str,
 ) -> None:
-    """rows x columns of C += X[:, k0:k0+size] @ W; starts from zero in the first K block."""
+    """C of rows x columns from `place` += X[:, k0:k0+size] @ W; starts from zero in the first K
+    block. depths: k0 and size.
+    """
     fn, lanes = tile.fn, tile.target.lanes
     shape = tile_shape(tile.target)
     vector = f"vector<{lanes}xf32>"
     zero = fn.splat(0.0, lanes)
-    column = fn.mul(block, fn.index(tile.columns))
+    (m, column), (k0, size) = place, depths
     places = [
         [fn.offset(m, r), fn.offset(column, v * lanes)]
         for r in range(shape.rows)
         for v in range(shape.vectors)
     ]
-    held = [fn.vload(product, place, PRODUCT_TYPE, lanes) for place in places]
+    held = [fn.vload(product, where, PRODUCT_TYPE, lanes) for where in places]
     start = [(fn.select(first, zero, h, vector), vector) for h in held]
     with fn.loop(fn.index(0), size, 1, start) as loop:
         k = fn.add(k0, loop.iv)
-        w = [
-            fn.vload(tile.weights, [block, loop.iv, fn.index(v * lanes)], tile.weights_type, lanes)
-            for v in range(shape.vectors)
-        ]
+        w = [weights(loop.iv, fn.index(v * lanes)) for v in range(shape.vectors)]
         sums = []
         for r in range(shape.rows):
             scalar = fn.load(tile.x, [*at[r], k], tile.x_operand.type)
@@ -180,5 +192,5 @@ def _tile(
             for v in range(shape.vectors):
                 sums.append(fn.fma(x, w[v], loop.args[r * shape.vectors + v], lanes))
         loop.carry(*sums)
-    for value, place in zip(loop.results, places, strict=True):
-        fn.vstore(value, product, place, PRODUCT_TYPE, lanes)
+    for value, where in zip(loop.results, places, strict=True):
+        fn.vstore(value, product, where, PRODUCT_TYPE, lanes)
