@@ -50,6 +50,19 @@ def test_every_cpu_of_the_architecture() -> None:
     run.chunk(30)
 
 
+def test_widened_or_read_in_place() -> None:
+    """The same numbers, whether a load widens or blocks of the cache are widened before."""
+    found = []
+    for loads_halves in (False, True):
+        run = Run(Case(6, 2, 40, 24, kv="f16", window=40))
+        target = replace(run.target, loads_halves=loads_halves)
+        run.kernel = CompiledKernel(run.case.flash(), target)
+        run.chunk(60)
+        positions, q = run.append(50), run.queries(50)
+        found.append(run.attention(q, positions, threads=2))
+    assert np.array_equal(*found)
+
+
 @pytest.mark.parametrize("window", [3, 8, 32, 33, 100])
 @pytest.mark.parametrize("kv", ["f32", "f16"])
 def test_ring_wraps(window: int, kv: str) -> None:

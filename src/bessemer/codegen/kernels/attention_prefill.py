@@ -4,7 +4,7 @@ Operands: q[ROWS, Hq, D] (rows may be strided), positions[ROWS], slots[ROWS], st
 out[ROWS, Hq, Dv]. Literals: the layer's entry in the state header, the window (0: full).
 
 A unit is a KV head and a block of rows; the query heads that share the KV head are taken together,
-so that a key block is fetched (and widened) once for all of them. Blocks of keys that no row of the
+so that a key block is fetched once for all of them (and widened, where loads don't). Blocks of keys that no row of the
 unit sees are skipped, at both ends: causality and the window. Units of a head are ordered first,
 last, second, last but one ...: contiguous ranges of units then cost about the same, although late
 rows see more keys.
@@ -71,11 +71,16 @@ def units(spec: GroupSpec) -> BlockUnits:
     return BlockUnits(shape.kv_heads, block_rows(shape))
 
 
+def _is_widened(target: CodegenTarget) -> bool:
+    """Whether blocks of the cache are widened before they are used; not where loads widen."""
+    return target.kv_dtype != "f32" and not target.loads_halves
+
+
 def _plan(spec: GroupSpec, target: CodegenTarget) -> ScratchPlan:
     shape = shape_of(spec)
     queries = align(block_rows(shape) * shape.group, tile_shape(target).rows)
     plan = plan_workspace(shape, queries, STEP_BLOCKS, target.lanes)
-    if target.kv_dtype != "f32":
+    if _is_widened(target):
         plan.add("keys", (STEP_BLOCKS, shape.key_width, KEY_BLOCK))
         plan.add("values", (STEP_BLOCKS, KEY_BLOCK, shape.value_width))
     return plan
@@ -100,7 +105,7 @@ def emit(f: Fn, spec: GroupSpec, target: CodegenTarget) -> None:
     plan = _plan(spec, target)
     work = Workspace(f, plan, shape, target.lanes)
     wide = None
-    if target.kv_dtype != "f32":
+    if _is_widened(target):
         wide = (plan.view(f, "keys"), plan.view(f, "values"))
     size = f.index(block_rows(shape))
     blocks = f.op(f"arith.ceildivsi %rows, {size} : index")
@@ -153,7 +158,7 @@ def _blocks(
     first: str,
     count: str,
 ) -> Blocks:
-    """The step's blocks: f32 caches are read in place, others are widened into scratch."""
+    """The step's blocks, in the cache or widened in scratch."""
     f, shape, lanes = work.f, work.shape, work.lanes
     ring = cache.blocks_from(f, first)
 
