@@ -102,8 +102,8 @@ def test_linear_sizes(k: int, n: int, dtype: str, lanes: int) -> None:
     tiled = CompiledKernel(linear_spec(k, n, dtype), target)
     single = CompiledKernel(linear_spec(k, n, dtype, rows=1), target)
     stored, w = store(random((n, k), 1), dtype)
-    # Errors of K terms grow with its root: each is rounded to 2^-24 of the sum, which is as large as
-    # that root; integer rows are exact to 2^-15 of a block's largest number.
+    # Each of K sums, as large as the root of K, is rounded to 2^-24 of itself; integer rows are
+    # exact to 2^-15 of a block's largest number.
     tolerance = 2e-5 + 2**-24 * k if dtype != "q8_0" else 2**-15 * 4 * np.sqrt(k)
     for rows in (1, 2, 5, 6, 7, 33, 64):
         x = random((rows, k), rows)
