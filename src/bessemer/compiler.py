@@ -24,7 +24,7 @@ from bessemer.artifact_parts import (
     versions,
 )
 from bessemer.compile_options import CompileOptions, codegen_options, context_of, with_weights
-from bessemer.errors import UsageError
+from bessemer.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
     from bessemer.backend.codegen import CompiledModule
@@ -76,8 +76,30 @@ def compile_model(
     if options.runner:
         source = _checked_for_runner(source, target, options.static)
     compilation = generate_model(source, options, progress=progress)
+    _check_decisions(compilation)
     build_objects(compilation, progress=progress)
     return _write(compilation, output, key, start, progress)
+
+
+def _check_decisions(compilation: Compilation) -> None:
+    """Raises CheckpointError where a parameter that decides, such as a router's, holds NaN: a score
+    that is no number is the least, so that the model would go on without some of its experts.
+    NaN anywhere else shows in the logits.
+    """
+    import numpy as np
+
+    from bessemer.codegen.control import control_params
+    from bessemer.graph import evaluate_value
+
+    read, expressions = compilation.imported.checkpoint.read, compilation.generated.expressions
+    for node in control_params(compilation.lowered.prefill):
+        name = str(node.attrs["name"])
+        wrong = int(np.isnan(evaluate_value(expressions[name], read)).sum())
+        if wrong:
+            raise CheckpointError(
+                f"tensor {name} holds NaN ({wrong} of its numbers), and it decides which experts "
+                "work or how streams are mixed: the checkpoint is damaged; download it again"
+            )
 
 
 def _checked_for_runner(source: Any, target: Target, static: bool) -> Any:

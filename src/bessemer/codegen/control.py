@@ -28,7 +28,14 @@ _BETWEEN = frozenset(
 
 def control_weights(graph: Graph) -> frozenset[str]:
     """Names of the stored matrices of a lowered graph whose products decide."""
-    found: set[str] = set()
+    return frozenset(
+        str(n.attrs["name"]) for n in control_params(graph) if len(n.types[0].shape) > 1
+    )
+
+
+def control_params(graph: Graph) -> list[Node]:
+    """The parameters of a lowered graph that decide: those matrices, biases and factors."""
+    found: dict[Node, None] = {}
     seen: set[Value] = set()
     waiting = [v for node in graph.nodes() for v in _decisions(node)]
     while waiting:
@@ -37,12 +44,13 @@ def control_weights(graph: Graph) -> frozenset[str]:
             continue
         seen.add(value)
         node = value.node
-        if node.op == "linear":
-            if node.inputs[1].op == "param":
-                found.add(str(node.inputs[1].node.attrs["name"]))
+        if node.op == "param":
+            found[node] = None
+        elif node.op == "linear":  # of x, its first operand, no more is known than that it is data
+            waiting += node.inputs[1 : 3 if node.attrs["has_bias"] else 2]
         elif node.op in _BETWEEN or schema_of(node.op).elementwise:
             waiting += node.inputs
-    return frozenset(found)
+    return list(found)
 
 
 def _decisions(node: Node) -> list[Value]:
