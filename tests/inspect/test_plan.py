@@ -35,9 +35,24 @@ from tests.tiny_models import tiny_config
 OPTIONS = CompileOptions(weights="f16", kv="f16", context=48, chunk=16)
 SCRATCH_ERROR = 0.05
 
-# DeepSeek V4 Flash: two layers of a window alone, then compression by 4 and by 128 in turns.
+# The published config.json of DeepSeek V4 Flash: two layers of a window alone, then compression by
+# 4 and by 128 in turns; the last ratio is that of the layer for speculative decoding. The values
+# are those that alibaba/rtp-llm's tests repeat from it; transformers' defaults and the schedule
+# fixed in antirez/ds4 (even layers from 2 by 4, odd ones by 128) agree.
 FLASH: dict[str, Any] = {
+    "architectures": ["DeepseekV4ForCausalLM"],
     "model_type": "deepseek_v4",
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "rms_norm_eps": 1e-06,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.57.1",
+    "use_cache": True,
+    "num_nextn_predict_layers": 1,
     "vocab_size": 129280,
     "hidden_size": 4096,
     "num_hidden_layers": 43,
@@ -49,23 +64,25 @@ FLASH: dict[str, Any] = {
     "o_groups": 8,
     "o_lora_rank": 1024,
     "sliding_window": 128,
-    "compress_ratios": [0, 0, *[4, 128] * 20, 4],
+    "compress_ratios": [0, 0, *[4, 128] * 20, 4, 0],
     "index_n_heads": 64,
     "index_head_dim": 128,
     "index_topk": 512,
     "hc_mult": 4,
     "hc_sinkhorn_iters": 20,
+    "hc_eps": 1e-06,
     "n_routed_experts": 256,
     "num_experts_per_tok": 6,
     "n_shared_experts": 1,
     "moe_intermediate_size": 2048,
     "num_hash_layers": 3,
     "scoring_func": "sqrtsoftplus",
+    "topk_method": "noaux_tc",
     "norm_topk_prob": True,
     "routed_scaling_factor": 1.5,
     "swiglu_limit": 10.0,
-    "rope_theta": 10000.0,
-    "compress_rope_theta": 160000.0,
+    "rope_theta": 10000,
+    "compress_rope_theta": 160000,
     "rope_scaling": {
         "type": "yarn",
         "factor": 16,
