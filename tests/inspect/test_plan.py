@@ -37,7 +37,7 @@ SCRATCH_ERROR = 0.05
 
 # The published config.json of DeepSeek V4 Flash: two layers of a window alone, then compression by
 # 4 and by 128 in turns; the last ratio is that of the layer for speculative decoding. The values
-# are those that alibaba/rtp-llm's tests repeat from it; transformers' defaults and the schedule
+# are those that rtp-llm's tests repeat from it; transformers' defaults and the schedule
 # fixed in antirez/ds4 (even layers from 2 by 4, odd ones by 128) agree.
 FLASH: dict[str, Any] = {
     "architectures": ["DeepseekV4ForCausalLM"],
