@@ -5,9 +5,9 @@ out[ROWS, Hq, Dv]. Literals: the layer's entry in the state header, the window (
 
 A unit is a KV head and a block of rows; the query heads that share the KV head are taken together,
 so that a key block is fetched once for all of them (and widened, where loads don't). Blocks of keys
-that no row of the unit sees are skipped, at both ends: causality and the window. Units of a head are
-ordered first, last, second, last but one ...: contiguous ranges of units then cost about the same,
-although late rows see more keys.
+that no row of the unit sees are skipped, at both ends: causality and the window. Units of a head
+are ordered first, last, second, last but one ...: contiguous ranges of units then cost about the
+same, although late rows see more keys.
 """
 
 from __future__ import annotations

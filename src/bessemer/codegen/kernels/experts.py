@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from bessemer.artifact.layout import PANEL_ROWS
 from bessemer.codegen.emit import Fn
 from bessemer.codegen.group import CodegenTarget, GroupSpec, Kernel, Operand, register
-from bessemer.codegen.kernels import tile, tile_integer
+from bessemer.codegen.kernels import tile
 from bessemer.codegen.kernels.activation import FloatOps, activate, gate
 from bessemer.codegen.kernels.integer_rows import IntegerRows
 from bessemer.codegen.kernels.linear import row_reader
@@ -134,13 +134,13 @@ class Experts:
     def weights_bytes(self, target: CodegenTarget) -> int:
         """Thread scratch of the widened weights of a tile."""
         if self.scales is not None:
-            return tile_integer.weights_bytes()
+            return 0
         return tile.weights_bytes(self.depth, self.described(self.w)[1].element, target)
 
     def slab_product(self, f: Fn, target: CodegenTarget, offset: int) -> SlabProduct:
         """How a panel is multiplied with gathered rows."""
         if self.scales is not None:
-            integers = IntegerTile.open(f, target, self.integer_rows(f, target), offset)
+            integers = IntegerTile(f, target, self.integer_rows(f, target))
             return lambda panel, count, product, pair: integers.block_product(
                 panel, count, product, lambda i: self.integer_row(f, *pair(i))
             )

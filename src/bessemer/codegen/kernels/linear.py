@@ -24,7 +24,7 @@ from bessemer.codegen.group import (
     Units,
     register,
 )
-from bessemer.codegen.kernels import tile, tile_integer
+from bessemer.codegen.kernels import tile
 from bessemer.codegen.kernels.activation import FloatOps, activate, gate
 from bessemer.codegen.kernels.integer_rows import (
     IntegerRows,
@@ -169,14 +169,14 @@ def _panel(fn: Fn, spec: GroupSpec, target: CodegenTarget, part: int, panel: str
 
 def _open_tile(fn: Fn, target: CodegenTarget, ops: Operands) -> Tile | IntegerTile:
     if ops.scales is not None:
-        return IntegerTile.open(fn, target, ops.integer_rows(fn, target))
+        return IntegerTile(fn, target, ops.integer_rows(fn, target))
     return Tile(fn, target, *ops.x, 0)
 
 
 def _weights_bytes(ops: Operands, target: CodegenTarget) -> int:
     """Thread scratch of the widened weights of a tile."""
     if ops.scales is not None:
-        return tile_integer.weights_bytes()
+        return 0
     return tile.weights_bytes(ops.depth, ops.w[1].element, target)
 
 
@@ -193,7 +193,7 @@ def _rows_at_once(spec: GroupSpec, target: CodegenTarget) -> int:
     whole = padded_rows(target.chunk, target)
     if _by_row_blocks(spec):
         return min(ROW_BLOCK, whole)
-    if ops.scales is not None or tile.is_widened(ops.w[1].element, target):
+    if ops.scales is None and tile.is_widened(ops.w[1].element, target):
         return whole  # a panel is widened for all of them
     nbytes = _parts(spec) * _panels(spec) * PANEL_ROWS * ops.depth * STORAGE_BYTES[ops.w[1].element]
     return min(ROW_BLOCK, whole) if nbytes <= CACHED_BYTES else whole
@@ -232,7 +232,7 @@ def _emit_panel(fn: Fn, spec: GroupSpec, target: CodegenTarget, panel: str, star
     for part, view in enumerate(views):
         weights = _panel(fn, spec, target, part, panel)
         if isinstance(opened, IntegerTile):
-            opened.block_product(weights, count, view)
+            opened.block_product(weights, count, view, start=start)
         else:
             opened.block_product(weights, count, view, lambda m: [fn.add(start, m)])
     with fn.loop(fn.index(0), count) as row:

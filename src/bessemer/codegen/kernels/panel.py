@@ -63,29 +63,34 @@ class Panel:
     def _depth(self) -> str:
         return self.fn.index(Q8_DEPTH)
 
-    def pairs(self, block: str, pair: str) -> list[str]:
+    def pair_vector(self, block: str, pair: str, column: str) -> str:
         """The int8 weights at depths 2 * pair and 2 * pair + 1 of a q8_0 block, side by side for
-        each row, as vectors of 2 * lanes i16.
+        each row from `column` on, as a vector of 2 * lanes i16.
         """
-        fn, found, count = self.fn, [], Q8_PAIR * self.lanes
-        first = fn.mul(pair, fn.index(Q8_PAIR * PANEL_ROWS))
-        for column in self.columns:
-            at = ", ".join([*self.lead, block, fn.offset(first, Q8_PAIR * column)])
-            kind = f"vector<{count}xi8>"
-            bytes_ = fn.op(f"vector.load {self.name}[{at}] : {self.operand.type}, {kind}")
-            found.append(fn.op(f"arith.extsi {bytes_} : {kind} to vector<{count}xi16>"))
-        return found
+        fn, count = self.fn, Q8_PAIR * self.lanes
+        row = fn.add(fn.mul(pair, fn.index(PANEL_ROWS)), column)
+        at = ", ".join([*self.lead, block, fn.mul(row, fn.index(Q8_PAIR))])
+        kind = f"vector<{count}xi8>"
+        bytes_ = fn.op(f"vector.load {self.name}[{at}] : {self.operand.type}, {kind}")
+        return fn.op(f"arith.extsi {bytes_} : {kind} to vector<{count}xi16>")
+
+    def scale_vector(self, block: str, column: str) -> str:
+        """The scales of the rows from `column` on of a q8_0 block, as an f32 vector."""
+        fn = self.fn
+        place = fn.offset(fn.mul(column, fn.index(2)), Q8_SCALES_AT)
+        at = ", ".join([*self.lead, block, place])
+        kind = f"vector<{2 * self.lanes}xi8>"
+        bytes_ = fn.op(f"vector.load {self.name}[{at}] : {self.operand.type}, {kind}")
+        half = fn.op(f"vector.bitcast {bytes_} : {kind} to vector<{self.lanes}xf16>")
+        return fn.widen(half, "f16", self.lanes)
+
+    def pairs(self, block: str, pair: str) -> list[str]:
+        """`pair_vector` of all rows."""
+        return [self.pair_vector(block, pair, self.fn.index(c)) for c in self.columns]
 
     def scales(self, block: str) -> list[str]:
-        """The rows' scales of a q8_0 block, as f32 vectors."""
-        fn, found = self.fn, []
-        for column in self.columns:
-            at = ", ".join([*self.lead, block, fn.index(Q8_SCALES_AT + 2 * column)])
-            kind = f"vector<{2 * self.lanes}xi8>"
-            bytes_ = fn.op(f"vector.load {self.name}[{at}] : {self.operand.type}, {kind}")
-            half = fn.op(f"vector.bitcast {bytes_} : {kind} to vector<{self.lanes}xf16>")
-            found.append(fn.widen(half, "f16", self.lanes))
-        return found
+        """`scale_vector` of all rows."""
+        return [self.scale_vector(block, self.fn.index(c)) for c in self.columns]
 
     def widen(self, first: str, size: str, store: Callable[[str, int, str], None]) -> None:
         """store(k - first, column, vector) for depths [first, first + size)."""
