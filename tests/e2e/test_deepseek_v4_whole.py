@@ -73,7 +73,7 @@ def test_beyond_what_the_index_picks(model: Any, compiled: Path) -> None:
     errors = np.linalg.norm(found[0] - want, axis=1) / np.linalg.norm(want, axis=1)
     assert np.median(errors) < F32_ERROR / 10
     # Scores that differ by rounding alone may pick another row of the 64.
-    assert np.count_nonzero(errors > F32_ERROR) <= 1
+    assert np.count_nonzero(errors > F32_ERROR) <= 2
     for other in found[1:]:
         assert np.array_equal(found[0], other)
 
