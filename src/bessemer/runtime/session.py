@@ -152,16 +152,18 @@ class Session:
         self._tokens[held.position : end] = new
         high_water = self._begin(at, end, regime)
         first_row = end - len(out)
-        library = self._engine.library
         while at < end:
             stop = min(at + self._layout.chunk, end)
             rows = max(0, stop - max(at, first_row))
             done = max(at, first_row) - first_row
-            single = stop - at == rows == 1
-            function = library.decode if single else library.prefill
-            self._step(function, at, stop, out[done : done + rows])
+            self._step(self._entry(stop - at, rows), at, stop, out[done : done + rows])
             at = stop
         self._held = Held(end, end, high_water, regime)
+
+    def _entry(self, count: int, rows: int) -> ctypes._NamedFuncPointer:
+        """The entry point for `count` tokens of which the last `rows` give logits."""
+        library = self._engine.library
+        return library.decode if count == rows == 1 else library.prefill
 
     def _begin(self, start: int, end: int, regime: int) -> int:
         """Note that the positions [start, end) are going to be overwritten; returns the new high

@@ -23,7 +23,6 @@ from bessemer.graph import Env, Graph, GraphError, Node, Value, parse_graph
 from bessemer.graph.evaluate import bind_sizes, evaluate_node
 from bessemer.runtime.cpu import default_threads, missing_features
 from bessemer.runtime.engine import Engine
-from bessemer.runtime.session import Session
 from bessemer.verify.compare import relative_l2, tolerance_of
 from bessemer.verify.model import options_of
 from bessemer.verify.rebuild import ProbeSession, link_part
@@ -174,7 +173,7 @@ def diagnose_first_token(
     ]
     if ours is not None:
         stages.append(_stage(None, "logits", "generated again", expected[logits], ours[-1]))
-    own = Session(engine).prefill([token])
+    own = ProbeSession(engine).prefill([token])
     stages.append(_stage(None, "logits", "the artifact's library", expected[logits], own))
     return Diagnosis(manifest.name, token, tuple(stages), tolerance_of(manifest), note)
 

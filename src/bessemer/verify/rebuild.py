@@ -6,6 +6,7 @@ model whose "logits" are that value.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import tempfile
 from collections.abc import Callable, Sequence
@@ -37,11 +38,14 @@ C_INTERFACE = "_mlir_ciface_"
 
 class ProbeSession(Session):
     """A session of a part of a model: what it gives may be narrower than the vocabulary, so that
-    ids aren't checked against it.
+    ids aren't checked against it. One token is prefilled, too, where a session would decode it.
     """
 
     def _checked(self, ids: Sequence[int] | np.ndarray) -> npt.NDArray[np.int64]:
         return np.asarray(ids, np.int64)
+
+    def _entry(self, count: int, rows: int) -> ctypes._NamedFuncPointer:
+        return self._engine.library.prefill
 
     @property
     def scratch(self) -> npt.NDArray[np.uint8]:
