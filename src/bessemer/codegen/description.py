@@ -63,25 +63,9 @@ def emit_description(
     name: of the model, in messages.  variants: the best first; a processor runs the first whose
     features it has.
     """
-    state, scratch = generated.state, generated.scratch
-    layers, width = _steering_shape(state)
-    places = state.named_offsets() if layers else {}
-    info = {
-        "name": _string(name),
-        "target": _string(triple),
-        "abi_hash": _string(header_hash(generated)),
-        "weights_hash": _string(weight_file.digest),
-        "vocab_size": generated.vocab_size,
-        "hidden_size": generated.hidden_size,
-        "context_length": state.capacity,
-        "chunk": state.chunk,
-        "weights_file_bytes": weight_file.nbytes,
-        "state_bytes": state.nbytes,
-        "scratch_shared_bytes": scratch.shared_bytes,
-        "scratch_thread_bytes": scratch.thread_bytes,
-        "steering_layers": layers,
-        "steering_width": width,
-    }
+    state = generated.state
+    info = _info(generated, name, triple, weight_file)
+    places = state.named_offsets() if info["steering_layers"] else {}
     rings, parts, named = _rings(state), _parts(state), _named(state)
     fields = {
         "info": "{" + ", ".join(f".{k} = {v}" for k, v in info.items()) + "}",
@@ -120,6 +104,30 @@ def emit_description(
             "};\n",
         ]
     )
+
+
+def _info(
+    generated: Generated, name: str, triple: str, weight_file: WeightFile
+) -> dict[str, str | int]:
+    """The fields of `bsm_info` (native/api.h)."""
+    state, scratch = generated.state, generated.scratch
+    layers, width = _steering_shape(state)
+    return {
+        "name": _string(name),
+        "target": _string(triple),
+        "abi_hash": _string(header_hash(generated)),
+        "weights_hash": _string(weight_file.digest),
+        "vocab_size": generated.vocab_size,
+        "hidden_size": generated.hidden_size,
+        "context_length": state.capacity,
+        "chunk": state.chunk,
+        "weights_file_bytes": weight_file.nbytes,
+        "state_bytes": state.nbytes,
+        "scratch_shared_bytes": scratch.shared_bytes,
+        "scratch_thread_bytes": scratch.thread_bytes,
+        "steering_layers": layers,
+        "steering_width": width,
+    }
 
 
 def _rings(state: StateLayout) -> list[str]:
