@@ -185,6 +185,32 @@ def test_attention_over_window_and_compressed_rows(kind):
         np.testing.assert_allclose(row, want, rtol=1e-4, atol=1e-5)
 
 
+# --- nothing to see ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["none", "e4m3", "e2m1"])
+@pytest.mark.parametrize("tokens", [0, 3])
+def test_before_the_first_block_there_are_no_rows(tokens, how):
+    """Fewer tokens than the rate, in low precision or not; and a call without tokens."""
+    width, heads, k, env = 64 + ROTARY if how == "e4m3" else 64, 2, 3, Env()
+    wide = [floats(tokens, width), floats(tokens, width, seed=1)]
+    tables = [np.ones((tokens, ROTARY // 2), np.float32)] * 2
+    at = np.arange(tokens)
+    operands = [*wide, floats(4, width), floats(width), *tables, at]
+    for stream in ("kv", "index"):
+        attrs = {"layer": 0, "rate": 4, "eps": EPS, "round": how, "stream": stream}
+        visible = run("block_compress", operands, env, **attrs)
+    assert visible.tolist() == [0] * tokens
+    q, weights = floats(tokens, heads, width, seed=2), floats(tokens, heads)
+    chosen = run("index_topk", [q, weights, visible], env, layer=0, k=k, scale=1.0)
+    assert chosen.tolist() == [[-1] * k] * tokens
+    given = {"has_visible": True, "has_indices": True}
+    operands = [q, wide[0], at, visible, chosen]
+    got = run("compressed_attention", operands, env, layer=0, scale=1.0, window=1, **given)
+    want = np.broadcast_to(wide[0][:, None], q.shape)  # each token sees itself alone
+    np.testing.assert_allclose(got, want, **CLOSE)
+
+
 # --- what is refused -----------------------------------------------------------------------------
 
 

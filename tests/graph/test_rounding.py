@@ -101,6 +101,19 @@ def test_compressed_rows_are_rounded_as_their_stream_says():
     np.testing.assert_array_equal(round_row(row, "none", 8), row)
 
 
+def test_no_rows_and_nothing_to_round():
+    """A prompt that closes no block has zero compressed rows; all of a row may be rotary."""
+    assert hadamard(np.zeros((1, 0, 64), np.float32)).shape == (1, 0, 64)
+    for how in ("e4m3", "e2m1", "none"):
+        for shape in ((0, 64), (1, 0, 64)):
+            assert round_row(np.zeros(shape, np.float32), how, 0).shape == shape
+    x = np.zeros((0, 64), np.float32)
+    node = build("round_trip", [constant(x)], format="e4m3", block=64, end=64)
+    assert evaluate_node(node, [x], Env())[0].shape == (0, 64)
+    row = np.array([1.2345, -3], np.float32)
+    np.testing.assert_array_equal(round_row(row, "e4m3", 2), row.astype(np.float16))
+
+
 @pytest.mark.parametrize(
     ("op", "width", "attrs"),
     [

@@ -15,6 +15,8 @@ import numpy as np
 from bessemer.graph.core import Attr, Node, TensorType, Value
 
 REQUIRED: Any = object()
+# Beyond every token: where a call without tokens begins.
+LAST_POSITION = np.iinfo(np.int64).max
 Infer = Callable[[Sequence[TensorType], Mapping[str, Any]], "TensorType | Sequence[TensorType]"]
 Reference = Callable[..., Any]
 
@@ -165,7 +167,7 @@ class Env:
         """A layer's keys, values and positions with new rows, those at or after them dropped."""
         held = self.kv.get(layer)
         if held is not None:
-            keep = held[2] < at.min()
+            keep = held[2] < at.min(initial=LAST_POSITION)
             rows = zip(held, (k, v, at), strict=True)
             k, v, at = (np.concatenate([old[keep], new]) for old, new in rows)
         self.kv[layer] = (k, v, at)

@@ -24,7 +24,15 @@ from bessemer.graph.ops.rounding import (
     hadamard,
     round_trip,
 )
-from bessemer.graph.schema import REQUIRED, Env, GraphError, OpSchema, WindowState, register
+from bessemer.graph.schema import (
+    LAST_POSITION,
+    REQUIRED,
+    Env,
+    GraphError,
+    OpSchema,
+    WindowState,
+    register,
+)
 
 STREAMS = ("kv", "index")
 # How compressed rows are rounded, with the elements of a block that share a scale.
@@ -94,7 +102,7 @@ def _block_compress(
     at = positions.reshape(-1)
     kv, gate = kv.reshape(-1, kv.shape[-1]), gate.reshape(-1, gate.shape[-1])
     cos, sin = cos.reshape(-1, cos.shape[-1]), sin.reshape(-1, sin.shape[-1])
-    state.rewind(int(at.min()), rate)
+    state.rewind(int(at.min(initial=LAST_POSITION)), rate)
     for t, position in enumerate(at):
         state.pending[int(position)] = (kv[t], gate[t] + bias[position % rate])
         if (position + 1) % rate:
@@ -167,7 +175,7 @@ def _index_topk(
     products = np.maximum(np.einsum("thd,sd->ths", flat, rows), 0)
     scores = np.einsum("ths,th->ts", products, weights) * np.float32(attrs["scale"])
     chosen = [choose(scores[t, :n], attrs["k"]) for t, n in enumerate(visible.reshape(-1).tolist())]
-    return np.stack(chosen).reshape(*visible.shape, attrs["k"])
+    return np.array(chosen, np.int64).reshape(*visible.shape, attrs["k"])
 
 
 register(
@@ -233,7 +241,7 @@ def _compressed_attention(
         count = int(visible.max(initial=0))
         older = env.windows[attrs["layer"], "kv"].stacked(count, kv.shape[-1])
         indices = given["indices"]
-        chosen = None if indices is None else indices.reshape(len(visible), -1)
+        chosen = None if indices is None else indices.reshape(len(visible), indices.shape[-1])
         allowed = np.concatenate([allowed, _allowed_rows(visible, chosen, count)], 1)
         rows = np.concatenate([rows, older])
     one_head = rows[:, None]

@@ -59,7 +59,7 @@ def round_to(x: np.ndarray, narrow: NarrowFormat) -> np.ndarray:
 def round_trip(x: np.ndarray, format: str, block: int) -> np.ndarray:
     """Blocks of the last axis through a narrow format and back; f32."""
     narrow = NARROW[format]
-    blocks = x.reshape(*x.shape[:-1], -1, block)
+    blocks = x.reshape(*x.shape[:-1], x.shape[-1] // block, block)
     scale = power_of_two_scale(np.abs(blocks).max(-1, keepdims=True), narrow)
     return (round_to(blocks / scale, narrow) * scale).reshape(x.shape).astype(x.dtype)
 
@@ -68,7 +68,7 @@ def hadamard(x: np.ndarray) -> np.ndarray:
     """x @ H / sqrt(n) over the last axis, H the Hadamard matrix in Sylvester's order."""
     shape, half = x.shape, 1
     while half < shape[-1]:
-        pairs = x.reshape(*shape[:-1], -1, 2, half)
+        pairs = x.reshape(*shape[:-1], shape[-1] // (2 * half), 2, half)
         a, b = pairs[..., 0, :], pairs[..., 1, :]
         x = np.stack([a + b, a - b], axis=-2).reshape(shape)
         half *= 2
