@@ -95,17 +95,23 @@ def test_saving_on_a_full_disk_keeps_what_was_there(
     file = tmp_path / "conversation.json"
     talk(f"/save {file}")
     before = file.read_text()
-    write = Path.write_text
 
-    def write_half(path: Path, text: str, **how: str) -> int:
-        write(path, text[: len(text) // 2], **how)
+    def full(handle: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(Path, "write_text", write_half)
+    monkeypatch.setattr(os, "fsync", full)
     done = talk("hello", f"/save {file}")
     assert f"{file} can't be written: No space left" in done.err
     assert file.read_text() == before
-    assert list(tmp_path.glob(".conversation*")) == []
+    assert list(tmp_path.glob(".*")) == []
+
+
+def test_saving_through_a_link_and_into_a_folder(talk: Run, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("kept.json")
+    talk("hello", f"/save {tmp_path}/link")
+    assert (tmp_path / "link").is_symlink()
+    assert json.loads((tmp_path / "kept.json").read_text())["messages"][-1]["content"] == "aaa"
+    assert f"{tmp_path} can't be written: Is a directory" in talk(f"/save {tmp_path}").err
 
 
 def test_k03_a_turn_that_is_too_long(talk: Run) -> None:

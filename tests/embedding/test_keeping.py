@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,12 @@ from bessemer.artifact.layout import (
 from bessemer.artifact.manifest import RopeSwitch
 from bessemer.artifact.reader import open_artifact
 from bessemer.codegen.description import Variant, WeightFile, emit_description
+from bessemer.errors import UsageError
 from bessemer.runtime.engine import Engine
 from bessemer.runtime.session import Session
 from bessemer.runtime.state import filled
 from tests.embedding import c_api
-from tests.embedding.c_api import Api, CModel
+from tests.embedding.c_api import Api, CError, CModel
 from tests.embedding.test_sessions import refused, same, text
 from tests.embedding.toys import write_c_toy
 from tests.runtime import toy
@@ -152,6 +154,61 @@ def test_files_that_are_not_right(toys: dict[str, Both], tmp_path: Path) -> None
     same(session.decode(1), [*text(20), 1])
 
 
+@pytest.mark.parametrize("language", ["c", "python"])
+def test_links_are_followed(toys: dict[str, Both], language: str, tmp_path: Path) -> None:
+    """The file that they lead to is written, whether it is there or not; they stay."""
+    both = toys["plain"]
+    session = both.c.session() if language == "c" else Session(both.python)
+    kept, near, far = tmp_path / "far" / "kept", tmp_path / "far" / "near", tmp_path / "link"
+    whole = tmp_path / "whole"
+    kept.parent.mkdir()
+    near.symlink_to("kept")
+    far.symlink_to(Path("far") / "near")
+    whole.symlink_to(near)
+    for count, link in enumerate((far, whole, near), 1):
+        session.prefill([5])
+        session.save(link)
+        assert all(path.is_symlink() for path in (far, near, whole))
+        assert not kept.is_symlink()
+        other = Session(both.python)
+        other.load(kept)
+        assert other.tokens == [5] * count
+    assert {path.name for path in (*tmp_path.iterdir(), *kept.parent.iterdir())} == {
+        "far", "kept", "link", "near", "whole",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("language", ["c", "python"])
+def test_only_files_are_replaced(toys: dict[str, Both], language: str, tmp_path: Path) -> None:
+    both = toys["plain"]
+    session = both.c.session() if language == "c" else Session(both.python)
+    session.prefill(text(20))
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    for link, target in {"to a pipe": "pipe", "to a folder": "folder", "loop": "loop"}.items():
+        (tmp_path / link).symlink_to(target)
+    before = {path.name: path.lstat().st_ino for path in tmp_path.iterdir()}
+    reasons = {
+        "pipe": "it is no regular file",
+        "to a pipe": "it is no regular file",
+        "folder": "Is a directory",
+        "to a folder": "Is a directory",
+        "loop": "Too many levels of symbolic links",
+        "pipe/x": "Not a directory",
+    }
+    for name, reason in reasons.items():
+        path = tmp_path / name
+        with pytest.raises((CError, UsageError)) as caught:
+            session.save(path)
+        assert str(caught.value) == f"{path} can't be written: {reason}"
+    for name in ("pipe", "to a pipe", "folder"):
+        with pytest.raises((CError, UsageError), match=f"{name} is no file"):
+            session.load(tmp_path / name)
+    assert {path.name: path.lstat().st_ino for path in tmp_path.iterdir()} == before
+    assert stat.S_ISFIFO((tmp_path / "pipe").lstat().st_mode)
+    assert session.position == 20
+
+
 def test_a_full_disk(toys: dict[str, Both], tmp_path: Path) -> None:
     """Nothing half written stays, and what was there does."""
     import resource
@@ -183,6 +240,11 @@ def test_null_arguments(toys: dict[str, Both]) -> None:
     assert api.session_load(session.handle, None, error) == c_api.ARGUMENT
     assert api.session_save(None, b"x", error) == c_api.ARGUMENT
     assert b"session must not be NULL" in error.message
+    for name in ("save", "load"):
+        assert getattr(api, f"session_{name}")(session.handle, b"", error) == c_api.ARGUMENT
+        assert error.message == f"bsm_session_{name}: path is empty".encode()
+    assert api.prefill(session.handle, None, 3, error) == c_api.ARGUMENT
+    assert error.message == b"the token ids must not be NULL"
 
 
 def test_models_that_can_t_be_steered(toys: dict[str, Both]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -217,6 +218,27 @@ def test_null_arguments(api: Api, folder: Path) -> None:
     assert api.open(None, None, ctypes.byref(ctypes.c_void_p()), error) == c_api.ARGUMENT
     assert b"must not be NULL" in error.message
     assert api.open(bytes(folder), None, None, None) == c_api.ARGUMENT
+    assert api.open(b"", None, ctypes.byref(ctypes.c_void_p()), error) == c_api.ARGUMENT
+    assert error.message == b"bsm_open: path is empty"
+
+
+def test_every_function_takes_null(folder: Path) -> None:
+    """All that the headers declare: an error where a status is returned, and nothing is harmed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.embedding.null_calls", str(folder)],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.returncode == 0, (done.returncode, done.stderr)
+    found = json.loads(done.stdout)
+    assert {"bsm_open", "bsm_steer", "bsm_sampler_pick"} <= set(found["null"])
+    assert set(found["null"].values()) == {c_api.ARGUMENT}
+    # Token 0 is one, and 0 tokens may be kept.
+    good = {"bsm_decode", "bsm_rewind"}
+    for name, status in found["handle"].items():
+        assert status == (c_api.OK if name in good else c_api.ARGUMENT), name
+    assert good | {"bsm_session_create", "bsm_sampler_pick"} <= set(found["handle"])
 
 
 def test_a_processor_that_lacks_something(tmp_path: Path) -> None:
@@ -283,6 +305,16 @@ def test_two_libraries_and_each_other_s_handles(api: Api, folder: Path, tmp_path
     session = first.session()
     assert mine.rewind(session.handle, 0, error) == c_api.ARGUMENT
     assert error.message == b"the session is one of another model"
+    session.prefill([1, 2, 3])
+    assert mine.threads(first.handle) == mine.position(session.handle) == 0
+    assert not mine.tokens(session.handle)
+    assert not mine.logits(session.handle)
+    mine.cancel(session.handle)
+    mine.session_destroy(session.handle)
+    mine.close(first.handle)
+    np.testing.assert_array_equal(session.decode(4), expected([1, 2, 3, 4]))
+    assert api.threads(first.handle) > 0
+    works(first)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the address space as Linux does")

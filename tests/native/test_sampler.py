@@ -180,3 +180,9 @@ def test_numbers_that_broke_down() -> None:
 def test_wrong_options(options: dict[str, Any]) -> None:
     with pytest.raises(NativeError):
         NativeSampler(10, **options)
+
+
+@pytest.mark.parametrize("limit", [0, -1, 1 << 31, 1 << 62])
+def test_wrong_limits(limit: int) -> None:
+    with pytest.raises(NativeError, match=f"vocab_limit is {limit}; it must be from 1 to 21474836"):
+        NativeSampler(limit)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json as json_format
 import sys
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +24,7 @@ from bessemer.cli.options import (
 )
 from bessemer.cli.run import load_model, statistics
 from bessemer.errors import BessemerError, UsageError
+from bessemer.whole_file import write_whole
 
 if TYPE_CHECKING:
     from bessemer.runtime.conversation import Conversation
@@ -189,7 +189,7 @@ class Chat:
         content = {"model": self.conversation.model.name, "messages": self.conversation.messages}
         text = json_format.dumps(content, indent=2, ensure_ascii=False) + "\n"
         try:
-            _write_whole(checked_path("the file", name), text)
+            _write(checked_path("the file", name), text)
         except OSError as error:
             raise UsageError(f"{name} can't be written: {error.strerror or error}") from None
         say(f"saved to {name}")
@@ -198,17 +198,9 @@ class Chat:
         self.over = True
 
 
-def _write_whole(path: Path, text: str) -> None:
-    """Write a file, or leave what it held where the disk is full."""
-    if path.exists() and not path.is_file():  # a pipe, a terminal
+def _write(path: Path, text: str) -> None:
+    """Write a file, whole or not at all, or into a pipe or a terminal."""
+    if path.exists() and not path.is_file() and not path.is_dir():
         path.write_text(text, encoding="utf-8")
-        return
-    path = path.resolve()
-    temporary = path.with_name(f".{path.name[:100]}.{uuid.uuid4().hex[:12]}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
+    else:
+        write_whole(path, [text.encode()])

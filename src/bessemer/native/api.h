@@ -16,6 +16,9 @@
  * time; a second one at the same time is refused (BSM_ERROR_BUSY). Sessions of one model share its
  * threads: their calls take turns, step by step.
  *
+ * A handle that is NULL, or a model or session of another library, is refused by every function:
+ * with BSM_ERROR_ARGUMENT by those that return a status. The others do nothing, or give 0 or NULL.
+ *
  * Every function that can fail returns a status and takes `error`, which may be NULL, for the words
  * (it is written only on failure). A call that fails leaves the session as it was before.
  */
@@ -38,7 +41,7 @@ enum {
     BSM_ERROR_ARGUMENT = 2, /* a null pointer, an id that the model doesn't have, ... */
     BSM_ERROR_CONTEXT = 3,  /* the tokens don't fit the context */
     BSM_ERROR_MEMORY = 4,   /* the system gives no memory or no threads */
-    BSM_ERROR_FILE = 5,     /* a file is missing or can't be read */
+    BSM_ERROR_FILE = 5,     /* a file is missing, or can't be read or written */
     BSM_ERROR_WEIGHTS = 6,  /* the weight file is damaged, cut off, or of another model */
     BSM_ERROR_CPU = 7,      /* this processor lacks what the code was compiled for */
     BSM_ERROR_BUSY = 8,     /* the session is in use by another call */
@@ -74,8 +77,8 @@ typedef struct bsm_options {
     /* BSM_WEIGHTS_*. AUTO: the environment's BESSEMER_WEIGHTS (auto, map, huge) decides, if set. */
     int32_t weights_mode;
     int32_t reserved; /* 0 */
-    /* The ABI hash macro of model.h (BSM_ABI_HASH, or with the model's prefix): bsm_open fails
-     * with BSM_ERROR_HEADER if the library was made with another header. NULL: not checked. */
+    /* BSM_ABI_HASH, the macro of the model's own header: opening fails with BSM_ERROR_HEADER if the
+     * library was made with another header. NULL: not checked. */
     const char *abi_hash;
 } bsm_options;
 
@@ -130,10 +133,12 @@ BSM_API const bsm_info *bsm_describe(void);
 BSM_API bsm_status bsm_open(const char *path, const bsm_options *options, bsm_model **model,
                             bsm_error *error);
 
-/* Give the model back. Its memory and threads go with its last session. NULL is allowed. */
+/* Give the model back. Its memory and threads go with its last session. Nothing happens for NULL,
+ * or for another library's model. */
 BSM_API void bsm_close(bsm_model *model);
 
-/* Workers of a call: fewer than asked for where the system refuses threads. */
+/* Workers of a call: fewer than asked for where the system refuses threads. 0 for NULL, or another
+ * library's model. */
 BSM_API int64_t bsm_threads(const bsm_model *model);
 
 /* A few words for a status, such as "out of memory"; never NULL. */
@@ -145,7 +150,8 @@ BSM_API const char *bsm_status_text(bsm_status status);
  * Sets *session, to NULL on failure: BSM_ERROR_ARGUMENT, _MEMORY. */
 BSM_API bsm_status bsm_session_create(bsm_model *model, bsm_session **session, bsm_error *error);
 
-/* Give the session back; no call may be running on it. NULL is allowed. */
+/* Give the session back; no call may be running on it. Nothing happens for NULL, or for a session
+ * of another library. */
 BSM_API void bsm_session_destroy(bsm_session *session);
 
 /* How many tokens are held, and which: bsm_position(session) ids, oldest first, in place until the
@@ -196,8 +202,9 @@ BSM_API bsm_status bsm_rewind(bsm_session *session, int64_t n, bsm_error *error)
 BSM_API bsm_status bsm_session_copy(bsm_session *session, bsm_session **copy, bsm_error *error);
 
 /* Write the tokens and what was computed of them to a file, whole or not at all: it is written
- * beside `path` and renamed. Python's Session.load reads it.
- * Fails with BSM_ERROR_ARGUMENT, _FILE, _MEMORY, _BUSY. */
+ * beside `path` and renamed. A symbolic link stays, and the file that it leads to is written. What
+ * exists and is no regular file (a folder, a pipe, a device) is refused. Python's Session.load
+ * reads it. Fails with BSM_ERROR_ARGUMENT, _FILE, _MEMORY, _BUSY. */
 BSM_API bsm_status bsm_session_save(bsm_session *session, const char *path, bsm_error *error);
 
 /* Replace what is held by a session that bsm_session_save, or Python's Session.save, wrote. The
@@ -219,7 +226,7 @@ BSM_API bsm_status bsm_steer(bsm_session *session, const float *directions, doub
 
 /* Make the running prefill or decode return BSM_CANCELLED at its next layer; if none is running, or
  * the running one is past its last layer, the next one. The session is then as before that call.
- * For any thread, and for a signal handler: it is one atomic store. */
+ * For any thread, and for a signal handler: all that it changes is one atomic store. */
 BSM_API void bsm_cancel(bsm_session *session);
 
 #ifdef __cplusplus

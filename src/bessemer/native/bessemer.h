@@ -55,10 +55,12 @@ extern "C" {
 BSM_API bsm_pool *bsm_pool_create(int64_t threads);
 /* Ends and joins the workers. No call may be running or waiting on the pool. NULL is allowed. */
 BSM_API void bsm_pool_destroy(bsm_pool *pool);
+/* The workers of a pool; 1 for NULL. */
 BSM_API int64_t bsm_pool_size(bsm_pool *pool);
 
 /* Every worker runs fn(args, thread, threads) once; the caller is worker 0; returns when all are
- * done. Sets ctx->status to BSM_OK at the start. Inside another job it runs serially. */
+ * done. Sets ctx->status to BSM_OK at the start. Inside another job, or without a context (NULL, in
+ * the two calls below, too), it runs serially. */
 BSM_API void bsm_fork(bsm_context *ctx, bsm_task fn, void *args);
 
 /* All workers of the running fork meet: what each wrote before is seen by all after. */
@@ -69,7 +71,7 @@ BSM_API void bsm_barrier(bsm_context *ctx, int64_t thread);
 BSM_API int32_t bsm_poll_cancel(bsm_context *ctx, int64_t thread);
 
 /* body(arg, b, e) for pieces of [begin, end) of at most `grain` elements, on any worker, in any
- * order. Inside another job it runs serially. */
+ * order. Inside another job, or without a pool, it runs serially. */
 BSM_API void bsm_parallel_for(bsm_pool *pool, int64_t begin, int64_t end, int64_t grain,
                               void (*body)(void *arg, int64_t begin, int64_t end), void *arg);
 

@@ -4,9 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* More workers than any machine has cores; each takes a stack and a part of the scratch memory. */
-#define MOST_THREADS 1024
-
 const bsm_info *bsm_describe(void) { return &bsm_this_model.info; }
 
 /* The first variant whose features this processor has. */
@@ -33,11 +30,11 @@ static bsm_status choose_threads(int64_t wanted, int64_t *threads, bsm_error *er
         if (*end != '\0' || *text < '0' || *text > '9' || wanted == 0) wanted = -1;
     } else if (wanted == 0) {
         wanted = bsm_usable_processors();
-        if (wanted > MOST_THREADS) wanted = MOST_THREADS;
+        if (wanted > BSM_MOST_THREADS) wanted = BSM_MOST_THREADS;
     }
-    if (wanted < 1 || wanted > MOST_THREADS)
+    if (wanted < 1 || wanted > BSM_MOST_THREADS)
         return bsm_fail(error, BSM_ERROR_ARGUMENT, "%s must be a whole number from 1 to %d", origin,
-                        MOST_THREADS);
+                        BSM_MOST_THREADS);
     *threads = wanted;
     return BSM_OK;
 }
@@ -63,6 +60,7 @@ bsm_status bsm_open(const char *path, const bsm_options *options, bsm_model **mo
     if (model != NULL) *model = NULL;
     if (path == NULL || model == NULL)
         return bsm_fail(error, BSM_ERROR_ARGUMENT, "bsm_open: path and model must not be NULL");
+    if (*path == '\0') return bsm_fail(error, BSM_ERROR_ARGUMENT, "bsm_open: path is empty");
     bsm_status status = prepare(options, &variant, &threads, error);
     if (status != BSM_OK) return status;
     bsm_model *made = calloc(1, sizeof *made);
@@ -89,13 +87,18 @@ void bsm_model_reference(bsm_model *model) {
     __atomic_add_fetch(&model->references, 1, __ATOMIC_RELAXED);
 }
 
+/* Whether a model was opened by this library. */
+static int is_own(const bsm_model *model) {
+    return model != NULL && model->description == &bsm_this_model;
+}
+
 void bsm_close(bsm_model *model) {
-    if (model == NULL || __atomic_sub_fetch(&model->references, 1, __ATOMIC_ACQ_REL) > 0) return;
+    if (!is_own(model) || __atomic_sub_fetch(&model->references, 1, __ATOMIC_ACQ_REL) > 0) return;
     bsm_pool_destroy(model->pool);
     bsm_weights_release(&model->weights);
     free(model);
 }
 
 int64_t bsm_threads(const bsm_model *model) {
-    return model == NULL ? 0 : bsm_pool_size(model->pool);
+    return is_own(model) ? bsm_pool_size(model->pool) : 0;
 }

@@ -28,7 +28,7 @@ const char *bsm_status_text(bsm_status status) {
     case BSM_ERROR_ARGUMENT: return "wrong argument";
     case BSM_ERROR_CONTEXT: return "the tokens don't fit the context";
     case BSM_ERROR_MEMORY: return "out of memory";
-    case BSM_ERROR_FILE: return "a file can't be read";
+    case BSM_ERROR_FILE: return "a file can't be read or written";
     case BSM_ERROR_WEIGHTS: return "wrong or damaged weight file";
     case BSM_ERROR_CPU: return "this processor can't run the code";
     case BSM_ERROR_BUSY: return "the session is in use";

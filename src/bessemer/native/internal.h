@@ -155,6 +155,9 @@ void bsm_weights_release(bsm_weights *weights);
 
 /* -- engine.c */
 
+/* More workers than any machine has cores; each takes a stack and a part of the scratch memory. */
+#define BSM_MOST_THREADS 1024
+
 void bsm_model_reference(bsm_model *model);
 
 /* -- session.c */

@@ -264,15 +264,18 @@ static void run(bsm_pool *pool, int64_t threads, bsm_task fn, void *args, uint64
 }
 
 void bsm_fork(bsm_context *ctx, bsm_task fn, void *args) {
+    if (fn == NULL) return;
     if (depth > 0) {
         serial++;
         fn(args, 0, 1);
         serial--;
         return;
     }
-    ctx->status = BSM_OK;
-    ctx->reserved[0] = 1;
-    if (ctx->pool == NULL || ctx->threads <= 1) {
+    if (ctx != NULL) {
+        ctx->status = BSM_OK;
+        ctx->reserved[0] = 1;
+    }
+    if (ctx == NULL || ctx->pool == NULL || ctx->threads <= 1) {
         depth++;
         fn(args, 0, 1);
         depth--;
@@ -292,7 +295,7 @@ static void meet(bsm_pool *pool, uint64_t generation, int64_t threads) {
 }
 
 static int64_t participants(const bsm_context *ctx) {
-    return serial > 0 || ctx->pool == NULL ? 1 : (int64_t)ctx->reserved[0];
+    return serial > 0 || ctx == NULL || ctx->pool == NULL ? 1 : (int64_t)ctx->reserved[0];
 }
 
 void bsm_barrier(bsm_context *ctx, int64_t thread) {
@@ -302,6 +305,7 @@ void bsm_barrier(bsm_context *ctx, int64_t thread) {
 }
 
 int32_t bsm_poll_cancel(bsm_context *ctx, int64_t thread) {
+    if (ctx == NULL) return 0;
     int64_t threads = participants(ctx);
     /* Two slots, by the barrier's generation: worker 0 can write the next answer while a slow
      * worker still reads this one, and can't reach the one after before it has. */
@@ -345,7 +349,7 @@ static void run_pieces(void *args, int64_t thread, int64_t threads) {
 
 void bsm_parallel_for(bsm_pool *pool, int64_t begin, int64_t end, int64_t grain,
                       void (*body)(void *, int64_t, int64_t), void *arg) {
-    if (begin >= end) return;
+    if (begin >= end || body == NULL) return;
     range r = {.begin = begin, .body = body, .arg = arg};
     r.length = (uint64_t)end - (uint64_t)begin;
     r.grain = grain < 1 ? 1 : (uint64_t)grain;

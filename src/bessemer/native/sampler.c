@@ -59,9 +59,15 @@ static bsm_status check_options(const bsm_sampling *o, int64_t limit, bsm_error 
         return bsm_fail(error, BSM_ERROR_ARGUMENT,
                         "repeat_penalty is %g; it must be a finite number above 0",
                         o->repeat_penalty);
-    if (o->top_k < -1 || o->repeat_last_n < -1 || limit < 1 || limit > INT32_MAX)
-        return bsm_fail(error, BSM_ERROR_ARGUMENT,
-                        "top_k and repeat_last_n must be at least -1, vocab_limit at least 1");
+    if (o->top_k < -1)
+        return bsm_fail(error, BSM_ERROR_ARGUMENT, "top_k is %lld; it must be at least -1",
+                        (long long)o->top_k);
+    if (o->repeat_last_n < -1)
+        return bsm_fail(error, BSM_ERROR_ARGUMENT, "repeat_last_n is %lld; it must be at least -1",
+                        (long long)o->repeat_last_n);
+    if (limit < 1 || limit > INT32_MAX)
+        return bsm_fail(error, BSM_ERROR_ARGUMENT, "vocab_limit is %lld; it must be from 1 to %d",
+                        (long long)limit, INT32_MAX);
     if (o->bias_count < 0 || (o->bias_count > 0 && (o->bias_ids == NULL || o->bias == NULL)) ||
         o->banned_count < 0 || (o->banned_count > 0 && o->banned == NULL) || o->seed_count < 0 ||
         (o->seed_count > 0 && o->seed_words == NULL))
@@ -146,7 +152,9 @@ void bsm_sampler_destroy(bsm_sampler *sampler) {
     free(sampler);
 }
 
-double bsm_sampler_uniform(bsm_sampler *sampler) { return bsm_random_uniform(&sampler->random); }
+double bsm_sampler_uniform(bsm_sampler *sampler) {
+    return sampler == NULL ? (double)NAN : bsm_random_uniform(&sampler->random);
+}
 
 /* Room for rows of n numbers. */
 static int reserve(bsm_sampler *s, int64_t n) {

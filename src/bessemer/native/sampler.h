@@ -52,8 +52,9 @@ extern "C" {
 #endif
 
 /* A sampler with a random generator of its own (PCG64, seeded as numpy.random.PCG64): use one per
- * answer, and not from two threads at once. The options are copied.
- * vocab_limit: ids from here on never come (the tokenizer's size, or the row's; at least 1).
+ * answer, and not from two threads at once. It belongs to no model: any may be sampled with it.
+ * options: copied; NULL means BSM_SAMPLING_GREEDY.
+ * vocab_limit: ids from here on never come (the tokenizer's size, or the row's; 1 to 2^31 - 1).
  * Sets *sampler, to NULL on failure: BSM_ERROR_ARGUMENT for a value outside its range, _MEMORY. */
 BSM_API bsm_status bsm_sampler_create(const bsm_sampling *options, int64_t vocab_limit,
                                       bsm_sampler **sampler, bsm_error *error);
@@ -69,7 +70,8 @@ BSM_API bsm_status bsm_sampler_pick(bsm_sampler *sampler, const float *logits, i
                                     const int32_t *history, int64_t count, int32_t *id,
                                     bsm_error *error);
 
-/* The next number of the sampler's generator, uniform in [0, 1), as numpy's Generator.random(). */
+/* The next number of the sampler's generator, uniform in [0, 1), as numpy's Generator.random(); NaN
+ * without a sampler. */
 BSM_API double bsm_sampler_uniform(bsm_sampler *sampler);
 
 #ifdef __cplusplus

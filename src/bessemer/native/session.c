@@ -29,10 +29,15 @@ static bsm_view1 view(void *address, int64_t size) {
     return (bsm_view1){address, address, 0, {size}, {1}};
 }
 
+/* Whether it is a session of this library. */
+static int is_own(const bsm_session *session) {
+    return session != NULL && session->model->description == &bsm_this_model;
+}
+
 bsm_status bsm_session_enter(bsm_session *session, bsm_error *error) {
     if (session == NULL)
         return bsm_fail(error, BSM_ERROR_ARGUMENT, "the session must not be NULL");
-    if (session->model->description != &bsm_this_model)
+    if (!is_own(session))
         return bsm_fail(error, BSM_ERROR_ARGUMENT, "the session is one of another model");
     if (__atomic_exchange_n(&session->busy, 1, __ATOMIC_ACQUIRE))
         return bsm_fail(error, BSM_ERROR_BUSY,
@@ -85,7 +90,7 @@ bsm_status bsm_session_create(bsm_model *model, bsm_session **session, bsm_error
 }
 
 void bsm_session_destroy(bsm_session *session) {
-    if (session == NULL) return;
+    if (!is_own(session)) return;
     const bsm_info *info = &session->model->description->info;
     bsm_release(session->state, info->state_bytes);
     bsm_release(session->scratch, scratch_bytes(session->model));
@@ -97,19 +102,19 @@ void bsm_session_destroy(bsm_session *session) {
 }
 
 int64_t bsm_position(const bsm_session *session) {
-    return session == NULL ? 0 : __atomic_load_n(&session->held.position, __ATOMIC_RELAXED);
+    return is_own(session) ? __atomic_load_n(&session->held.position, __ATOMIC_RELAXED) : 0;
 }
 
 const int32_t *bsm_tokens(const bsm_session *session) {
-    return session == NULL ? NULL : session->tokens;
+    return is_own(session) ? session->tokens : NULL;
 }
 
 const float *bsm_logits(const bsm_session *session) {
-    return session != NULL && session->has_logits ? session->logits : NULL;
+    return is_own(session) && session->has_logits ? session->logits : NULL;
 }
 
 void bsm_cancel(bsm_session *session) {
-    if (session != NULL) __atomic_store_n(&session->context.cancel, 1, __ATOMIC_RELAXED);
+    if (is_own(session)) __atomic_store_n(&session->context.cancel, 1, __ATOMIC_RELAXED);
 }
 
 /* -- what the memory is good for --------------------------------------------------------------- */
@@ -235,7 +240,8 @@ static bsm_status check_ids(const bsm_session *session, const int32_t *ids, int6
                             bsm_error *error) {
     const bsm_info *info = &session->model->description->info;
     int64_t position = session->held.position;
-    if (ids == NULL || count < 1)
+    if (ids == NULL) return bsm_fail(error, BSM_ERROR_ARGUMENT, "the token ids must not be NULL");
+    if (count < 1)
         return bsm_fail(error, BSM_ERROR_ARGUMENT, "there must be at least one token id");
     if (count > info->context_length - position)
         return bsm_fail(error, BSM_ERROR_CONTEXT,

@@ -12,6 +12,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,6 +30,8 @@ static const char MAGIC[] = "BSMSES01";
 #define TOKEN_ROOM 12
 /* Names of temporary files that are tried. */
 #define MOST_TRIES 100
+/* Symbolic links that are followed one after another; as many as Linux follows. */
+#define MOST_LINKS 40
 
 static void hex(const uint8_t digest[BSM_HASH_BYTES], char text[HASH_DIGITS + 1]) {
     for (int i = 0; i < BSM_HASH_BYTES; i++) snprintf(text + 2 * i, 3, "%02x", digest[i]);
@@ -119,6 +122,46 @@ static char *make_head(const bsm_session *session, size_t *bytes) {
     return made;
 }
 
+/* Whether a session may be written there: a new file, or in the place of one. A pipe or a device
+ * must not be replaced by a file. */
+static bsm_status check_place(const char *path, bsm_error *error) {
+    struct stat found;
+    if (stat(path, &found) != 0)
+        return errno == ENOENT ? BSM_OK : failed(error, path, "written", errno);
+    if (S_ISDIR(found.st_mode)) return failed(error, path, "written", EISDIR);
+    if (!S_ISREG(found.st_mode))
+        return bsm_fail(error, BSM_ERROR_FILE, "%s can't be written: it is no regular file", path);
+    return BSM_OK;
+}
+
+/* Replace *path, a symbolic link in allocated memory, by where it leads; 0, or an errno. */
+static int follow_link(char **path) {
+    char target[PATH_MAX];
+    ssize_t size = readlink(*path, target, sizeof target);
+    if (size < 0) return errno;
+    if ((size_t)size == sizeof target) return ENAMETOOLONG;
+    const char *slash = size > 0 && target[0] == '/' ? NULL : strrchr(*path, '/');
+    size_t folder = slash == NULL ? 0 : (size_t)(slash - *path) + 1;
+    char *joined = malloc(folder + (size_t)size + 1);
+    if (joined == NULL) return ENOMEM;
+    memcpy(joined, *path, folder);
+    memcpy(joined + folder, target, (size_t)size);
+    joined[folder + (size_t)size] = '\0';
+    free(*path);
+    *path = joined;
+    return 0;
+}
+
+/* Follow all links of the last part of *path, also one that leads to nothing yet: what they lead to
+ * is written, and they stay. 0, or an errno. */
+static int follow_links(char **path) {
+    struct stat found;
+    int number = 0;
+    for (int links = 0; number == 0 && lstat(*path, &found) == 0 && S_ISLNK(found.st_mode); links++)
+        number = links == MOST_LINKS ? ELOOP : follow_link(path);
+    return number;
+}
+
 /* A new file beside `path`, whose name goes to `temporary`; -1 and errno where there is none. */
 static int create_beside(const char *path, char *temporary, size_t room) {
     const char *slash = strrchr(path, '/');
@@ -133,10 +176,17 @@ static int create_beside(const char *path, char *temporary, size_t room) {
 }
 
 /* Write head and state to `path`, whole or not at all; 0, or an errno. */
-static int write_file(const bsm_session *session, const char *path, char *temporary, size_t room,
-                      const char *head, size_t head_bytes) {
+static int write_file(const bsm_session *session, const char *path, const char *head,
+                      size_t head_bytes) {
+    size_t room = strlen(path) + HEAD_ROOM;
+    char *temporary = malloc(room);
+    if (temporary == NULL) return ENOMEM;
     int file = create_beside(path, temporary, room);
-    if (file < 0) return errno;
+    if (file < 0) {
+        int reason = errno;
+        free(temporary);
+        return reason;
+    }
     visiting v = {.state = session->state, .file = file};
     int number = write_all(file, head, head_bytes);
     if (number == 0)
@@ -145,24 +195,31 @@ static int write_file(const bsm_session *session, const char *path, char *tempor
     if (close(file) != 0 && number == 0) number = errno;
     if (number == 0 && rename(temporary, path) != 0) number = errno;
     if (number != 0) unlink(temporary);
+    free(temporary);
     return number;
+}
+
+/* Write the session to the file that `path` leads to. */
+static bsm_status write_session(const bsm_session *session, const char *path, bsm_error *error) {
+    size_t head_bytes = 0;
+    char *target = strdup(path), *head = make_head(session, &head_bytes);
+    int number = target == NULL || head == NULL ? ENOMEM : follow_links(&target);
+    if (number == 0) number = write_file(session, target, head, head_bytes);
+    free(target);
+    free(head);
+    if (number == ENOMEM) return no_room(error, path);
+    return number == 0 ? BSM_OK : failed(error, path, "written", number);
 }
 
 bsm_status bsm_session_save(bsm_session *session, const char *path, bsm_error *error) {
     if (path == NULL)
         return bsm_fail(error, BSM_ERROR_ARGUMENT, "bsm_session_save: path must not be NULL");
+    if (*path == '\0')
+        return bsm_fail(error, BSM_ERROR_ARGUMENT, "bsm_session_save: path is empty");
     bsm_status status = bsm_session_enter(session, error);
     if (status != BSM_OK) return status;
-    size_t room = strlen(path) + HEAD_ROOM, head_bytes = 0;
-    char *temporary = malloc(room), *head = make_head(session, &head_bytes);
-    if (temporary == NULL || head == NULL) {
-        status = no_room(error, path);
-    } else {
-        int number = write_file(session, path, temporary, room, head, head_bytes);
-        if (number != 0) status = failed(error, path, "written", number);
-    }
-    free(temporary);
-    free(head);
+    status = check_place(path, error);
+    if (status == BSM_OK) status = write_session(session, path, error);
     bsm_session_leave(session);
     return status;
 }
@@ -349,6 +406,8 @@ static int fill_stretch(void *arg, int64_t offset, int64_t bytes) {
 bsm_status bsm_session_load(bsm_session *session, const char *path, bsm_error *error) {
     if (path == NULL)
         return bsm_fail(error, BSM_ERROR_ARGUMENT, "bsm_session_load: path must not be NULL");
+    if (*path == '\0')
+        return bsm_fail(error, BSM_ERROR_ARGUMENT, "bsm_session_load: path is empty");
     bsm_status status = bsm_session_enter(session, error);
     if (status != BSM_OK) return status;
     stored s = {.state_bytes = 0};

@@ -283,7 +283,11 @@ class Session:
         return other
 
     def save(self, path: str | Path) -> None:
-        """Write the session to a file, whole or not at all. Raises UsageError where it can't."""
+        """Write the session to a file, whole or not at all.
+
+        A symbolic link stays, and the file that it leads to is written. Raises UsageError where it
+        can't be, and for what exists and is no regular file (a folder, a pipe, a device).
+        """
         from bessemer.runtime.session_file import write_session
 
         file = checked_path("the file of a session", path)

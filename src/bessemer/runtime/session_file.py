@@ -8,9 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import struct
-import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +20,7 @@ import numpy.typing as npt
 from bessemer.artifact.manifest import Manifest, canonical
 from bessemer.errors import UsageError
 from bessemer.runtime.state import Bytes, Held
+from bessemer.whole_file import write_whole
 
 MAGIC = b"BSMSES01"
 FIXED = struct.Struct("<8sQ32s")
@@ -56,8 +55,7 @@ def write_session(
     tokens: npt.NDArray[np.int64],
     parts: Iterable[Bytes],
 ) -> None:
-    """Write a session beside `path` and rename it. UsageError when that fails."""
-    temporary = path.absolute().parent / f".{path.name[:100]}.{uuid.uuid4().hex[:12]}"
+    """Write a session, whole or not at all (`write_whole`). UsageError when that fails."""
     pieces = [np.ascontiguousarray(part) for part in parts]
     digest = hashlib.sha256()
     for piece in pieces:
@@ -72,18 +70,10 @@ def write_session(
             "state_sha256": digest.hexdigest(),
         }
     )
+    fixed = FIXED.pack(MAGIC, len(head), hashlib.sha256(head).digest())
     try:
-        with temporary.open("wb") as stream:
-            stream.write(FIXED.pack(MAGIC, len(head), hashlib.sha256(head).digest()))
-            stream.write(head)
-            for piece in pieces:
-                stream.write(piece.data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
+        write_whole(path, [fixed, head, *(piece.data for piece in pieces)])
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         raise UsageError(f"{path} can't be written: {error.strerror or error}") from None
 
 
@@ -94,6 +84,8 @@ def read_session(path: Path, manifest: Manifest) -> Iterator[StoredSession]:
     Raises UsageError when it can't be read, is damaged, or belongs to another model.
     """
     try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise UsageError(f"{path} is no file")
         stream = path.open("rb")
     except OSError as error:
         raise UsageError(f"{path} can't be read: {error.strerror or error}") from None
