@@ -124,9 +124,10 @@ def of_cpu(arch: str, cpu: str) -> frozenset[str]:
     found = re.search(r"featureSet\(&\.\{(.*?)\}\)", done.stdout, re.DOTALL)
     if done.returncode != 0 or found is None:
         names = ", ".join(re.findall(r"^ (\S+)$", done.stderr, re.MULTILINE)).replace("_", "-")
+        levels = ", v2, v3, v4 (or several of these levels: v2,v3,v4)" if arch == "x86_64" else ""
         raise TargetError(
-            f"--cpu {cpu}: unknown for {arch}; use native, baseline"
-            + (f", {names}" if names else "")
+            f"--cpu {cpu}: unknown for {arch}; use native, baseline{levels}"
+            + (f", or one of {names}" if names else "")
         )
     reported = {_plain(n) for n in re.findall(r"\.(?:@\")?([A-Za-z0-9_]+)", found.group(1))}
     return frozenset(n for n in _TABLES[arch] if _plain(n) in reported) | baseline(arch)

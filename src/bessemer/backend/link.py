@@ -241,11 +241,9 @@ def _zig_triple(target: Target) -> str:
     if target.system == "linux":
         abi = "musl" if "musl" in target.triple else f"gnu.{_GLIBC.get(target.arch, _GLIBC_OTHERS)}"
         return f"{target.arch}-linux-{abi}"
-    if target.system == "darwin":
-        # The system that the triple names (macosx11.0.0), not the newest that zig knows.
-        version = re.search(r"macos\D*(\d+(?:\.\d+){0,2})", target.triple)
-        return f"{target.arch}-macos" + (f".{version[1]}" if version else "")
-    return f"{target.arch}-windows-gnu"
+    # The system that the triple names (macosx11.0.0), not the newest that zig knows.
+    version = re.search(r"macos\D*(\d+(?:\.\d+){0,2})", target.triple)
+    return f"{target.arch}-macos" + (f".{version[1]}" if version else "")
 
 
 def _environment() -> dict[str, str]:

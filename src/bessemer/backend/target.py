@@ -25,7 +25,7 @@ _SHORT_TRIPLES = {
     "riscv64": "riscv64-unknown-linux-gnu",
 }
 _ARCH_ALIASES = {"amd64": "x86_64", "arm64": "aarch64"}
-_SYSTEMS = ("linux", "darwin", "macos", "windows")
+_SYSTEMS = ("linux", "darwin", "macos")
 # The oldest macOS that runs on these processors; LLVM wants a number.
 _MACOS = "macosx11.0.0"
 
@@ -120,10 +120,8 @@ class Target:
 
     @property
     def system(self) -> str:
-        """`linux`, `darwin` or `windows`."""
-        if "darwin" in self.triple or "macos" in self.triple:
-            return "darwin"
-        return "windows" if "windows" in self.triple else "linux"
+        """`linux` or `darwin`."""
+        return "darwin" if "darwin" in self.triple or "macos" in self.triple else "linux"
 
     @property
     def is_native(self) -> bool:
@@ -245,11 +243,16 @@ def _arch_of(triple: str) -> str:
     arch = triple.split("-", 1)[0]
     arch = _ARCH_ALIASES.get(arch, arch)
     if arch not in feature_tables.BASELINE_CPU:
-        raise TargetError(
-            f"--target {triple}: unknown; the architecture must be one of "
-            + ", ".join(feature_tables.BASELINE_CPU)
-        )
+        raise _unknown(triple)
     return arch
+
+
+def _unknown(target: str) -> TargetError:
+    return TargetError(
+        f"--target {target}: unknown; write native, an architecture "
+        f"({', '.join(feature_tables.BASELINE_CPU)}) or a triple of Linux or macOS such as "
+        "aarch64-unknown-linux-gnu"
+    )
 
 
 def _normalise(text: str) -> str:
@@ -261,11 +264,7 @@ def _normalise(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9_.\-]+", text) or not any(
         part.startswith(_SYSTEMS) for part in parts[1:3]
     ):
-        raise TargetError(
-            f"--target {text}: unknown; write native, an architecture "
-            f"({', '.join(feature_tables.BASELINE_CPU)}) or a triple such as "
-            "aarch64-unknown-linux-gnu"
-        )
+        raise _unknown(text)
     if parts[1].startswith(_SYSTEMS):
         parts.insert(1, "apple" if parts[1].startswith(("darwin", "macos")) else "unknown")
     if parts[2] in ("macos", "macosx"):
