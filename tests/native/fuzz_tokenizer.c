@@ -78,6 +78,8 @@ static void use(const bsm_tokenizer *t, size_t *encoded) {
     bsm_buffer prompt = {0};
     bsm_tokenizer_chat(t, NULL, 0, "hi", 2, &prompt, &error);
     bsm_tokenizer_chat(t, "be", 2, " hi ", 4, &prompt, &error);
+    bsm_tokenizer_chat(t, "", 0, "hi", 2, &prompt, &error);
+    bsm_tokenizer_chat(t, " ", 1, "hi", 2, &prompt, &error);
     bsm_buffer_free(&prompt);
     for (int32_t id = -2; id < 400; id++) {
         bsm_buffer text = {0};

@@ -110,7 +110,13 @@ def test_prompt_forms(model: Model, folder: Path, tmp_path: Path) -> None:
     assert ids("-f", "-", input=b"hi there\n") == model.encode_chat(asked)
     assert ids(input=b"hi there") == model.encode_chat(asked)
     assert ids("-p", "hi there", "--system", "be kind") == model.encode_chat(told)
+    for system in ("", " \n"):
+        told[0]["content"] = system
+        assert ids("-p", "hi there", "--system", system) == model.encode_chat(told)
     assert ids("-p", "hi there", "--raw") == model.tokenizer.encode("hi there")
+    as_json = json.loads(run(folder, "-p", "hi there", "--tokenize", "--json").stdout)
+    wanted = model.encode_chat(asked)
+    assert as_json == {"count": len(wanted), "token_ids": wanted}
 
 
 def test_output(model: Model, folder: Path) -> None:
@@ -159,7 +165,10 @@ def test_ends(model: Model, folder: Path) -> None:
         (["-p", "x", "--seed", "-1"], "--seed -1"),
         (["-p", "x", "--stop", ""], "a stop string is empty"),
         (["-p", "x", "--threads", "100000"], "threads"),
-        (["-p", "x", "--system", " "], "the system text is empty"),
+        (["-p", "x", "--max-tokens", "99999999999999999999"], f"it must be at most {2**63 - 1}"),
+        (["-p", "x", "--top-k", str(2**63)], f"--top-k {2**63}: it must be at most {2**63 - 1}"),
+        (["-p", "x", "--top-k", f"-{2**70}"], "it must be a whole number of at least -1"),
+        (["-p", "x", "--threads", str(2**64)], f"--threads {2**64}: it must be at most 1024"),
     ],
 )
 def test_wrong_calls(folder: Path, words: list[Any], message: str) -> None:

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from bessemer.artifact.text.build import build_tokenizer_file
-from bessemer.artifact.text.chat_forms import DATE, PROBES, chat_forms
+from bessemer.artifact.text.chat_forms import BLANKS, DATE, NOTHING, PROBES, chat_forms
 from bessemer.runtime.chat_template import render
 from bessemer.runtime.tokenizer import Tokenizer
 from tests.native.text_library import NativeError, NativeTokenizer
@@ -38,6 +38,16 @@ NO_SYSTEM = (
     "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}"
     "{% endif %}[INST] {{ m.content }} [/INST]{% endfor %}"
 )
+# Whether there is a system text is asked, and then whether there is anything in it.
+ASKED = (
+    "{% for m in messages %}{% if m.role != 'system' or m.content %}[{{ m.role }}]"
+    "{{ m.content | trim }}{% endif %}{% endfor %}[assistant]"
+)
+ASKED_CLOSELY = ASKED.replace("or m.content ", "or m.content.strip() ")
+NO_EMPTY_SYSTEM = (
+    "{% for m in messages %}{% if not m.content.strip() %}{{ raise_exception('empty') }}{% endif %}"
+    "[{{ m.role }}]{{ m.content }}{% endfor %}"
+)
 # As Qwen 3 and DeepSeek R1: a text can switch something.
 SWITCHED = "{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor %}"
 SWITCHED_BY_SYSTEM = (
@@ -59,18 +69,26 @@ def rendered(python: Tokenizer, user: str, system: str | None) -> str:
     return render(python.chat_template, messages, bos_token=python.bos_token)
 
 
-@pytest.mark.parametrize("template", [CHATML, DEFAULT_SYSTEM, DATED, BEFORE])
+@pytest.mark.parametrize("template", [CHATML, DEFAULT_SYSTEM, DATED, BEFORE, ASKED, ASKED_CLOSELY])
 def test_prompts(template: str) -> None:
     python, native, note = made(template)
     assert note == ""
     for text in (*PROBES, "\u3000 wide \u00a0\x1f"):
-        for user, system in ((text, None), (text, "be kind"), ("hi", text)):
+        for user, system in (
+            (text, None),
+            (text, "be kind"),
+            ("hi", text),
+            (text, ""),
+            (text, " "),
+        ):
             assert native.chat(user, system) == rendered(python, user, system), (user, system)
+    for blank in (*BLANKS, "\u00a0 \n\n"):
+        assert native.chat("hi", blank) == rendered(python, "hi", blank), blank
 
 
 def test_the_date_is_that_of_the_run() -> None:
     python, native, _ = made(DATED)
-    plain, _, _ = chat_forms(python)
+    plain = chat_forms(python)[0][NOTHING]
     assert plain is not None
     assert [part.text for part in plain if part.kind == DATE] == ["%d %b %Y"]
     assert time.strftime("%d %b %Y") in native.chat("x")
@@ -83,6 +101,15 @@ def test_without_a_system_text(template: str) -> None:
     assert native.chat("hi") == rendered(python, "hi", None)
     with pytest.raises(NativeError, match="leave out --system, or pass --raw"):
         native.chat("hi", "be kind")
+
+
+def test_a_template_that_refuses_an_empty_system_text() -> None:
+    python, native, note = made(NO_EMPTY_SYSTEM)
+    assert note == ""
+    assert native.chat("hi", "be kind") == rendered(python, "hi", "be kind")
+    for blank in ("", " "):
+        with pytest.raises(NativeError, match="takes no empty system text here; leave out"):
+            native.chat("hi", blank)
 
 
 @pytest.mark.parametrize("template", [SWITCHED, "{{ messages[0].nothing.at.all }}", "fixed"])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bessemer.artifact.text.added import write_added_tokens, write_surroundings
-from bessemer.artifact.text.chat_forms import chat_forms, write_chat
+from bessemer.artifact.text.chat_forms import NOTHING, chat_forms, write_chat
 from bessemer.artifact.text.format import TokenizerFile, checksum
 from bessemer.artifact.text.normalizer import write_normalizer
 from bessemer.artifact.text.pretokenizer import Automata, write_pretokenizer
@@ -44,10 +44,10 @@ def build_tokenizer_file(tokenizer: Tokenizer) -> WrittenTokenizer:
     automata.write(file)
     write_model(file, tokenizer, state["model"], over_bytes)
     write_surroundings(file, tokenizer, state["post_processor"])
-    plain, with_system, reason = chat_forms(tokenizer)
-    write_chat(file, (plain, with_system))
+    forms, reason = chat_forms(tokenizer)
+    write_chat(file, forms)
     content = file.to_bytes()
-    return WrittenTokenizer(content, checksum(content), _note(plain, reason))
+    return WrittenTokenizer(content, checksum(content), _note(forms[NOTHING], reason))
 
 
 def check_convertible(tokenizer: Tokenizer) -> None:

@@ -1,4 +1,4 @@
-"""The format of tokenizer.bin, version 1.
+"""The format of tokenizer.bin, version 2.
 
 All numbers are little-endian. The file is a header, a table of sections, and the sections:
 
@@ -29,7 +29,7 @@ import numpy.typing as npt
 from bessemer.errors import UnsupportedError
 
 MAGIC = b"BSMTOKEN"
-VERSION = 1
+VERSION = 2
 ALIGNMENT = 8
 HEADER = struct.Struct("<8sIIQII")
 TABLE_ENTRY = struct.Struct("<QQ")

@@ -29,30 +29,42 @@ static void add_date(bsm_buffer *out, span format) {
     if (local != NULL) bsm_buffer_add(out, text, strftime(text, sizeof text, pattern, local));
 }
 
-int bsm_tokenizer_has_chat(const bsm_tokenizer *t, int with_system) {
+static uint32_t kind_of(const char *system, size_t size) {
+    if (system == NULL) return TOLD_NOTHING;
+    if (size == 0) return TOLD_EMPTY;
+    return bsm_text_is_blank(system, size) ? TOLD_BLANK : TOLD_SOME;
+}
+
+static int has_form(const bsm_tokenizer *t, uint32_t told) {
     const file_chat *parts = (const file_chat *)t->sections[CHAT].data;
     for (size_t i = 0; i < count_of(t, CHAT, sizeof *parts); i++)
-        if (parts[i].with_system == (with_system != 0)) return 1;
+        if (parts[i].told == told) return 1;
     return 0;
+}
+
+/* Why there is no form for a system text. */
+static const char *no_form(const bsm_tokenizer *t, uint32_t told) {
+    if (told == TOLD_NOTHING) return "needs a system text (--system)";
+    if (told != TOLD_SOME && has_form(t, TOLD_SOME))
+        return "takes no empty system text here; leave out --system, or pass --raw";
+    return "takes no system text here; leave out --system, or pass --raw";
 }
 
 bsm_status bsm_tokenizer_chat(const bsm_tokenizer *t, const char *system, size_t system_size,
                               const char *user, size_t user_size, bsm_buffer *prompt,
                               bsm_error *error) {
     const file_chat *parts = (const file_chat *)t->sections[CHAT].data;
-    if (!bsm_tokenizer_has_chat(t, 0) && !bsm_tokenizer_has_chat(t, 1))
+    uint32_t told = kind_of(system, system_size);
+    if (!has_form(t, TOLD_NOTHING) && !has_form(t, TOLD_SOME))
         return bsm_fail(error, BSM_ERROR_ARGUMENT,
                         "the model has no chat template that this program can apply; pass --raw to "
                         "send the text as it is");
-    if (!bsm_tokenizer_has_chat(t, system != NULL))
-        return bsm_fail(error, BSM_ERROR_ARGUMENT,
-                        "the model's chat template %s",
-                        system != NULL ? "takes no system text here; leave out --system, or pass "
-                                         "--raw"
-                                       : "needs a system text (--system)");
+    if (!has_form(t, told))
+        return bsm_fail(error, BSM_ERROR_ARGUMENT, "the model's chat template %s",
+                        no_form(t, told));
     for (size_t i = 0; i < count_of(t, CHAT, sizeof *parts); i++) {
         const file_chat *part = parts + i;
-        if (part->with_system != (system != NULL)) continue;
+        if (part->told != told) continue;
         span text = text_part(t, part->offset, part->bytes);
         if (part->kind == CHAT_USER) text = (span){(const uint8_t *)user, user_size};
         if (part->kind == CHAT_SYSTEM && system != NULL)

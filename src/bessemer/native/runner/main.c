@@ -16,8 +16,6 @@ static bsm_status prompt_ids(const run_options *options, const bsm_tokenizer *to
     size_t system_size = system == NULL ? 0 : strlen(system);
     if (system != NULL && bsm_utf8_valid(system, system_size) < system_size)
         return bsm_fail(error, BSM_ERROR_ARGUMENT, "the system text is not UTF-8 text");
-    if (system != NULL && bsm_text_is_blank(system, system_size))
-        return bsm_fail(error, BSM_ERROR_ARGUMENT, "the system text is empty");
     if (bsm_text_is_blank(user, text->size))
         return bsm_fail(error, BSM_ERROR_ARGUMENT, "the prompt is empty");
     bsm_buffer chat = {0};
@@ -29,14 +27,18 @@ static bsm_status prompt_ids(const run_options *options, const bsm_tokenizer *to
     return status;
 }
 
-static int print_ids(const bsm_ids *ids) {
+/* Numbers with a blank between them, or one JSON object. */
+static int print_ids(const bsm_ids *ids, int json) {
     bsm_buffer out = {0};
-    char number[16];
+    char number[64];
+    snprintf(number, sizeof number, "{\"count\": %lld, \"token_ids\": [", (long long)ids->count);
+    if (json) bsm_buffer_add_text(&out, number);
     for (int64_t i = 0; i < ids->count; i++) {
-        snprintf(number, sizeof number, i == 0 ? "%d" : " %d", ids->data[i]);
+        if (i > 0) bsm_buffer_add_text(&out, json ? ", " : " ");
+        snprintf(number, sizeof number, "%d", ids->data[i]);
         bsm_buffer_add_text(&out, number);
     }
-    bsm_buffer_add_text(&out, "\n");
+    bsm_buffer_add_text(&out, json ? "]}\n" : "\n");
     int code = out.failed ? complain(EXIT_ERROR, "no memory") : write_output(out.data, out.size);
     bsm_buffer_free(&out);
     return code;
@@ -77,7 +79,7 @@ static int run_prompt(const run_options *options, const char *program) {
         code = report_error(&error);
     if (code == 0) code = model_path(options->folder, program, "weights.bin", &path);
     if (code == 0)
-        code = options->tokenize ? print_ids(&ids)
+        code = options->tokenize ? print_ids(&ids, options->json)
                                  : run_model(options, tokenizer, &ids, (const char *)path.data,
                                              began);
     bsm_tokenizer_close(tokenizer);

@@ -28,7 +28,7 @@ static const char HELP[] =
     "  --stop TEXT            end the answer before this text; may be repeated\n"
     "  --threads N            threads; the cores that this process may use by default\n"
     "  --json                 print one JSON object\n"
-    "  --tokenize             print the ids of the prompt's tokens, and end\n"
+    "  --tokenize             print the ids of the prompt's tokens, and end; with --json, too\n"
     "  --model DIR            the folder of weights.bin and tokenizer.bin, if it is another one\n"
     "  -h, --help             this text\n";
 
@@ -43,13 +43,17 @@ static int read_number(const char *name, const char *text, double *value) {
     return 0;
 }
 
-static int read_whole(const char *name, const char *text, int64_t least, int64_t *value) {
+/* A whole number from `least` to `most`. */
+static int read_whole(const char *name, const char *text, int64_t least, int64_t most,
+                      int64_t *value) {
     char *end;
     errno = 0;
-    long long number = strtoll(text, &end, 10);
-    if (*text == '\0' || *end != '\0' || errno != 0 || *text == ' ' || number < least)
+    long long number = strtoll(text, &end, 10); /* the nearest one where it doesn't fit */
+    if (*text == '\0' || *end != '\0' || *text == ' ' || number < least)
         return complain(EXIT_USAGE, "%s %s: it must be a whole number of at least %lld", name, text,
                         (long long)least);
+    if (number > most || errno == ERANGE)
+        return complain(EXIT_USAGE, "%s %s: it must be at most %lld", name, text, (long long)most);
     *value = number;
     return 0;
 }
@@ -136,9 +140,12 @@ static int read_value(const char *name, const char *value, run_options *options)
                                          : 0;
     }
     if (number != NULL) return read_number(name, value, number);
-    if (!strcmp(name, "--max-tokens")) return read_whole(name, value, 0, &options->max_tokens);
-    if (!strcmp(name, "--top-k")) return read_whole(name, value, -1, &options->sampling.top_k);
-    if (!strcmp(name, "--threads")) return read_whole(name, value, 1, &options->threads);
+    if (!strcmp(name, "--max-tokens"))
+        return read_whole(name, value, 0, INT64_MAX, &options->max_tokens);
+    if (!strcmp(name, "--top-k"))
+        return read_whole(name, value, -1, INT64_MAX, &options->sampling.top_k);
+    if (!strcmp(name, "--threads"))
+        return read_whole(name, value, 1, BSM_MOST_THREADS, &options->threads);
     if (!strcmp(name, "--seed")) return read_seed(value, options);
     return add_stop(value, options);
 }

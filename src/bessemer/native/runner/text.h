@@ -14,7 +14,7 @@
 #define TOKENIZER_MAGIC "BSMTOKEN"
 
 enum {
-    TOKENIZER_VERSION = 1,
+    TOKENIZER_VERSION = 2,
     MOST_STEPS = 16,  /* normalizer operations, and pre-tokenizer stages */
     NO_ID = -1
 };
@@ -113,8 +113,10 @@ typedef struct {
 
 enum { CHAT_TEXT, CHAT_USER, CHAT_SYSTEM, CHAT_DATE };
 enum { CHAT_TRIM = 1 };
+/* What a form is for, by the system text: none, some text, an empty one, white space alone. */
+enum { TOLD_NOTHING, TOLD_SOME, TOLD_EMPTY, TOLD_BLANK };
 typedef struct {
-    uint32_t with_system, kind, flags, offset, bytes;
+    uint32_t told, kind, flags, offset, bytes;
 } file_chat;
 
 typedef struct {
