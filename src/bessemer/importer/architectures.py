@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bessemer.errors import UnsupportedError, UsageError
+from bessemer.importer.config_numbers import check_numbers
 
 _BOTH = "export and dynamo"
 
@@ -91,7 +92,9 @@ UNSUPPORTED: dict[str, str] = {
 
 
 def check_config(config: dict[str, Any]) -> None:
-    """Raises UnsupportedError for a config that is known not to compile, with the reason."""
+    """Raises UnsupportedError for a config that is known not to compile, with the reason, and
+    CheckpointError for one whose numbers can't be right.
+    """
     kind = config.get("model_type")
     if not kind:
         raise UnsupportedError("config.json has no model_type")
@@ -100,6 +103,7 @@ def check_config(config: dict[str, Any]) -> None:
             f"model_type {kind!r} can't be compiled: {UNSUPPORTED[kind]}. "
             f"Tested architectures: {', '.join(sorted(SUPPORTED))}"
         )
+    check_numbers(config)
 
 
 def check_stated_context(config: Mapping[str, Any], context: int) -> None:

@@ -25,6 +25,7 @@ from bessemer.importer.architectures import check_config
 from bessemer.importer.checkpoint import Checkpoint, TensorInfo
 from bessemer.importer.checkpoint.files import read_json
 from bessemer.importer.skeleton import read_config
+from bessemer.models import DEFINED, check_definition
 
 # What a config says of the published weights' storage, and nothing of the model.
 _STORAGE = ("quantization_config", "expert_dtype", "torch_dtype", "dtype")
@@ -102,6 +103,8 @@ def bare_model(config: PreTrainedConfig) -> torch.nn.Module:
     """
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UnsupportedError(f"model_type {config.model_type!r} has no causal language model")
+    if config.model_type in DEFINED:
+        check_definition(config)
     try:
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(config, dtype=torch.float32)

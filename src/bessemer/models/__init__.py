@@ -41,6 +41,15 @@ def define(config: Any, options: DefinitionOptions) -> torch.nn.Module:
     return {"deepseek_v4": DeepseekV4}[config.model_type](config, options)
 
 
+def check_definition(config: Any) -> None:
+    """Raises CheckpointError where the numbers of a transformers config, whose model type is among
+    `DEFINED`, can't be right: what `define` would raise, before anything is built.
+    """
+    from bessemer.models import deepseek_v4_config
+
+    {"deepseek_v4": deepseek_v4_config.check_sizes}[config.model_type](config)
+
+
 def file_names(model_type: str) -> Callable[[str], list[str]]:
     """Gives the names that a parameter (or the start of its name) may have in checkpoints."""
     from bessemer.models import deepseek_v4_files

@@ -18,15 +18,18 @@ from bessemer.errors import UnsupportedError
 from bessemer.graph.ops.compressed import ROUNDINGS
 from bessemer.importer import experts  # noqa: F401  (the op moe)
 from bessemer.models import DefinitionOptions
+from bessemer.models.deepseek_v4_config import (
+    SPARSE,
+    WINDOW_ONLY,
+    check_sizes,
+    low_precision_refusals,
+)
 from bessemer.models.hyper_connections import HyperConnection, HyperHead, mixed, rms_normalised
 from bessemer.models.rotary import RotaryTables
 from bessemer.steering import ATTENTION_SITE, FFN_SITE
 
 ops = torch.ops.bessemer
 
-WINDOW_ONLY = "sliding_attention"
-SPARSE = "compressed_sparse_attention"
-HEAVY = "heavily_compressed_attention"
 # Keeps the normalisation of routing weights from dividing by zero, as in the reference.
 ROUTING_EPS = 1e-20
 SCORES = {
@@ -358,7 +361,10 @@ class DeepseekV4(nn.Module):
 
 
 def check(config: Any, options: DefinitionOptions) -> None:
-    """Raises UnsupportedError for a config with parts that this definition doesn't have."""
+    """Raises CheckpointError for numbers of a config that can't be right, UnsupportedError for
+    parts that this definition doesn't have.
+    """
+    check_sizes(config)
     refusals = {
         f"scoring_func {config.scoring_func!r}": config.scoring_func not in SCORES,
         f"hidden_act {config.hidden_act!r}": config.hidden_act != "silu",
@@ -369,15 +375,9 @@ def check(config: Any, options: DefinitionOptions) -> None:
         ),
         f"{config.n_shared_experts} shared experts": config.n_shared_experts != 1,
     }
-    if options.low_precision:
-        plain = config.head_dim - config.qk_rope_head_dim
-        block, index = ROUNDINGS["e4m3"], config.index_head_dim
-        refusals[f"{plain} elements without rotation, rounded in blocks of {block}"] = (
-            plain % block != 0
-        )
-        refusals[f"index heads of {index} elements, rounded in blocks of {ROUNDINGS['e2m1']}"] = (
-            index % ROUNDINGS["e2m1"] != 0 or index & (index - 1) != 0
-        )
     found = [what for what, refused in refusals.items() if refused]
     if found:
         raise UnsupportedError(f"DeepSeek V4 with {'; '.join(found)} is not supported")
+    unrounded = low_precision_refusals(config) if options.low_precision else []
+    if unrounded:
+        raise UnsupportedError(f"--low-precision can't round this model: {'; '.join(unrounded)}")
