@@ -30,6 +30,9 @@ from bessemer.inspect.memory import state_text
 from bessemer.inspect.plan import DECODE, Plan, plan_of, size_sections
 from bessemer.inspect.spread import Spread
 from bessemer.inspect.subject import open_subject
+from bessemer.inspect.weights import integer_tables, parameter_count
+from bessemer.passes.pipeline import lower
+from tests.importer.cases import imported, model
 from tests.tiny_models import tiny_config
 
 OPTIONS = CompileOptions(weights="f16", kv="f16", context=48, chunk=16)
@@ -166,6 +169,21 @@ def test_of_experts_the_chosen_ones_are_active(
     plan = planned("mixtral")[1]
     one = 3 * 48 * 56  # gate, up and down of an expert
     assert plan.parameters - plan.active == 3 * (4 - 2) * one
+
+
+@pytest.mark.parametrize("name", ["deepseek_v4", "gemma2"])
+def test_a_compiled_model_has_the_parameters_of_its_config(name: str, tmp_path: Path) -> None:
+    """Folded factors, slices and merged matrices count as what they are made of, shared tensors
+    once, and tables of experts' numbers not at all.
+    """
+    trained = {id(t): t for t in model(name).state_dict(keep_vars=True).values()}
+    wanted = sum(t.numel() for t in trained.values() if t.is_floating_point())
+    lowered = lower(imported(name).graph)
+    assert parameter_count(lowered.decode) == parameter_count(lowered.prefill) == wanted
+    config = ConfigCheckpoint(tmp_path, model(name).config.to_dict())
+    assert outline(config).parameters == wanted
+    tables = {"model.layers.0.mlp.gate.tid2eid"} if name == "deepseek_v4" else set()
+    assert integer_tables(lowered.decode) == tables
 
 
 # --- DeepSeek V4 Flash ----------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from bessemer.inspect.groups import segments
 from bessemer.inspect.memory import layouts
 from bessemer.inspect.page import Page, facts, heading, size_text
 from bessemer.inspect.subject import Subject
-from bessemer.inspect.weights import parameters, stored_weights
+from bessemer.inspect.weights import number_count, stored_weights
 
 _CONFIG = (
     ("layers", "num_hidden_layers"),
@@ -86,11 +86,11 @@ def _compilation(subject: Subject) -> list[tuple[str, Any]]:
 def _memory(subject: Subject) -> list[tuple[str, Any]]:
     table = stored_weights(subject)
     state, scratch = layouts(subject)
-    count = sum(parameters(w) for w in table)
+    count = sum(number_count(w) for w in table)
     nbytes = sum(w.nbytes for w in table)
     dtypes = "+".join(sorted({w.dtype for w in table}))
     return [
-        ("weights", f"{len(table)} tensors, {count:,} parameters, {size_text(nbytes)} as {dtypes}"),
+        ("weights", f"{len(table)} tensors, {count:,} numbers, {size_text(nbytes)} as {dtypes}"),
         (
             "state",
             f"{state.capacity} tokens, {len(state.layers) + len(state.shared)} layers of "

@@ -33,15 +33,13 @@ from bessemer.inspect.memory import state_text
 from bessemer.inspect.page import Page, columns, facts, heading, size_text
 from bessemer.inspect.spread import Spread
 from bessemer.inspect.subject import Subject
-from bessemer.inspect.weights import parameters
+from bessemer.inspect.weights import TABLE_OPERAND, number_count, parameter_count
 from bessemer.verify.reference import PREFILL_GRAPH
 from bessemer.weight_formats import WEIGHT_FORMATS
 
 # Contexts of the table, in tokens, besides the chosen one and the model's own: those below it.
 CONTEXTS = (4096, 32768, 131072, 1 << 20)
 DECODE = "forward_decode"
-# Ops that read rows of a table, with the operand that is the table.
-_TABLE_OPERAND = {"embedding": 0, "take": 0}
 # Ops that read the weights of chosen experts, with the first operand that is a weight.
 _EXPERT_OPERAND = {"expert_linear": 2}
 GIGA = 1e9
@@ -75,7 +73,7 @@ class Plan:
     def active(self) -> int:
         """Parameters that work on a token: all but those of experts that are not chosen."""
         return self.parameters - sum(
-            math.ceil(parameters(w) * (1 - self.shares.get(w.name, Fraction(1))))
+            math.ceil(number_count(w) * (1 - self.shares.get(w.name, Fraction(1))))
             for w in self.weights
             if w.name in self.experts
         )
@@ -137,14 +135,9 @@ def plan_of(subject: Subject) -> Plan:
         generated.state,
         generated.scratch,
         generated.work.entries[DECODE],
-        sum(map(_numbers, generated.weights)),
+        parameter_count(graph),
         compilation.imported.context_length,
     )
-
-
-def _numbers(weight: StoredWeight) -> int:
-    """Parameters of a weight; integer tables are none."""
-    return 0 if weight.dtype in ("i64", "i32", "bool") else parameters(weight)
 
 
 def _plan_of_artifact(subject: Subject) -> Plan:
@@ -162,7 +155,7 @@ def _plan_of_artifact(subject: Subject) -> Plan:
         manifest.state,
         manifest.scratch,
         read_work(artifact.folder).entries[DECODE],
-        sum(map(_numbers, manifest.weights)),
+        parameter_count(graph),
         max(limit if isinstance(limit, int) else 0, manifest.context_length),
     )
 
@@ -222,9 +215,9 @@ def read_shares(graph: Graph) -> tuple[dict[str, Fraction], frozenset[str]]:
                 continue
             name, whole = str(value.node.attrs["name"]), int(str((*value.shape, 1)[0]))
             share = Fraction(1)
-            if node.op in PANEL_OPERAND and node.op in _TABLE_OPERAND:
+            if node.op in PANEL_OPERAND and node.op in TABLE_OPERAND:
                 whole = align(whole, PANEL_ROWS)
-            if _TABLE_OPERAND.get(node.op) == at:
+            if TABLE_OPERAND.get(node.op) == at:
                 share = Fraction(1, max(1, whole))
             elif at >= _EXPERT_OPERAND.get(node.op, len(node.inputs)):
                 share = Fraction(int(str(node.inputs[1].shape[-1])), whole)

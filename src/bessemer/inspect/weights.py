@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from bessemer.artifact.layout import StoredWeight
-from bessemer.graph import Value, topological
+from bessemer.graph import Graph, Node, Value, topological
 from bessemer.inspect.page import Page, columns, size_text
 from bessemer.inspect.subject import Subject
 from bessemer.verify.reference import PREFILL_GRAPH, weight_expressions
 
 # Names of checkpoint tensors in a line of the table; experts are many.
 SOURCES_SHOWN = 3
+# Ops that read rows of a table, with the operand that is the table.
+TABLE_OPERAND = {"embedding": 0, "take": 0}
+# What leaves the numbers of looked-up rows as they are.
+_MOVED = ("reshape", "permute", "slice", "expand")
 
 
 def weights(subject: Subject) -> Page:
@@ -68,20 +73,62 @@ def _made_of(name: str, expressions: Mapping[str, Value]) -> str:
 
 
 def totals(table: Sequence[StoredWeight]) -> str:
-    """Tensors, parameters and bytes by storage."""
+    """Tensors, their numbers and bytes by storage."""
     kinds: dict[str, list[StoredWeight]] = {}
     for weight in table:
         kinds.setdefault(f"{weight.dtype} {weight.layout}", []).append(weight)
-    rows: list[list[object]] = [["storage", "tensors", "parameters", "bytes", ""]]
+    rows: list[list[object]] = [["storage", "tensors", "numbers", "bytes", ""]]
     for kind, members in [*sorted(kinds.items()), ("all", list(table))]:
-        numbers = sum(parameters(w) for w in members)
+        count = sum(number_count(w) for w in members)
         nbytes = sum(w.nbytes for w in members)
-        rows.append([kind, len(members), f"{numbers:,}", f"{nbytes:,}", size_text(nbytes)])
+        rows.append([kind, len(members), f"{count:,}", f"{nbytes:,}", size_text(nbytes)])
     return columns(rows, right=(1, 2, 3, 4))
 
 
-def parameters(weight: StoredWeight) -> int:
-    count = 1
-    for size in weight.shape:
-        count *= size
-    return count
+def number_count(weight: StoredWeight) -> int:
+    """How many numbers a stored weight is."""
+    return math.prod(weight.shape)
+
+
+# --- parameters -----------------------------------------------------------------------------------
+
+
+def parameter_count(graph: Graph) -> int:
+    """Numbers of the checkpoint's tensors that a graph's weights are made of, each tensor once,
+    however often and in what form it is stored. Integer tables (which experts a token goes to) are
+    no parameters: nobody trains them.
+    """
+    tables = integer_tables(graph)
+    tensors: dict[str, int] = {}
+    for name, expression in weight_expressions([graph]).items():
+        for node in topological([expression]) if name not in tables else []:
+            if node.op == "param" and node.types[0].dtype.is_float:
+                sizes = [int(str(size)) for size in node.types[0].shape]
+                tensors[str(node.attrs["name"])] = math.prod(sizes)
+    return sum(tensors.values())
+
+
+def integer_tables(graph: Graph) -> frozenset[str]:
+    """Stored weights whose rows are looked up as integers. They are f32 in a graph, where small
+    integers are exact.
+    """
+    uses = graph.uses()
+
+    def ends_in_integers(value: Value) -> bool:
+        users = uses.get(value, [])
+        return bool(users) and all(
+            not user.types[0].dtype.is_float
+            if user.op == "cast"
+            else user.op in _MOVED and ends_in_integers(user.out)
+            for user in users
+        )
+
+    def is_table(node: Node) -> bool:
+        users = uses.get(node.out, [])
+        looked_up = [
+            u for u in users if u.op in TABLE_OPERAND and u.inputs[TABLE_OPERAND[u.op]] == node.out
+        ]
+        return len(looked_up) == len(users) > 0 and all(ends_in_integers(u.out) for u in looked_up)
+
+    params = [node for node in graph.nodes() if node.op == "param"]
+    return frozenset(str(node.attrs["name"]) for node in params if is_table(node))
