@@ -20,6 +20,11 @@ DIRECTIONS = "steering"
 SCALES = "steering_scales"
 ATTENTION_SITE, FFN_SITE = 0, 1
 SITES = 2
+# How far an output may be moved, in its own size. Larger ones say nothing of a model: a norm makes
+# the sum of outputs small again, until their squares are beyond f32 and all logits are equal.
+MOST_SCALE = 1e4
+# Of the length of a direction in float32 that is meant to be 1.
+ROUNDING = 1e-4
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,14 +40,36 @@ class Steering:
         return np.array([self.attention, self.ffn], np.float32)
 
     def check(self, layers: int, hidden: int) -> None:
-        """Raises UsageError unless it fits a model, in numbers that are finite."""
+        """Raises UsageError unless it fits a model, in numbers that are finite and move outputs by
+        no more than `MOST_SCALE` times their size.
+        """
         if self.directions.shape != (layers, hidden):
             raise UsageError(
                 f"steering directions of shape {list(self.directions.shape)}: the model has "
                 f"{layers} layers of width {hidden}"
             )
-        if not np.isfinite(self.directions).all() or not np.isfinite(self.scales).all():
-            raise UsageError("steering directions and scales must be finite numbers")
+        if not np.isfinite(self.directions).all():
+            raise UsageError("steering directions must be finite numbers")
+        check_scales(self.attention, self.ffn)
+        squares = np.square(self.directions, dtype=np.float64).sum(-1)
+        layer, scale = int(squares.argmax()), max(abs(self.attention), abs(self.ffn))
+        if scale * squares[layer] > MOST_SCALE * (1 + ROUNDING):
+            raise UsageError(
+                f"steering by {scale:g} along layer {layer}'s direction, of length "
+                f"{squares[layer] ** 0.5:.4g}, moves outputs by {scale * squares[layer]:.4g} times "
+                f"their size (the scale times the length squared); at most {MOST_SCALE:g} is "
+                "allowed: directions are meant to have length 1, and scales to be near 1"
+            )
+
+
+def check_scales(*scales: float) -> None:
+    """Raises UsageError unless scales are finite and no larger than steering can use."""
+    for scale in scales:
+        if not abs(scale) <= MOST_SCALE:
+            raise UsageError(
+                f"a steering scale of {scale:g}: scales are finite numbers from {-MOST_SCALE:g} to "
+                f"{MOST_SCALE:g}; 1 takes a direction of length 1 out"
+            )
 
 
 def check_readable(path: Path) -> None:

@@ -17,7 +17,7 @@ from bessemer.graph import Env
 from bessemer.importer import Imported, import_model, reference_logits
 from bessemer.models import DefinitionOptions
 from bessemer.runtime.model import Model
-from bessemer.steering import DIRECTIONS, SCALES
+from bessemer.steering import DIRECTIONS, MOST_SCALE, SCALES
 from tests.e2e.compiled import CHUNK, CONTEXT, F32_ERROR, error, token_ids
 from tests.embedding.c_api import Api, CError, CModel
 from tests.importer.cases import run
@@ -141,6 +141,9 @@ def test_steering_by_the_c_api(llama: Steered, tmp_path: Path) -> None:
     for scale in (float("nan"), 1e300):
         with pytest.raises(CError, match="finite"):
             ours.steer(directions, ffn=scale)
+    for scale, factor in ((1e30, 1), (-2.0, 100)):
+        with pytest.raises(CError, match=r"by scales of 0 and .* more than 10000 times"):
+            ours.steer(directions * np.float32(factor), ffn=scale)
     assert np.array_equal(ours.decode(ids[22]), theirs.decode(ids[22]))
 
 
@@ -182,8 +185,29 @@ def test_wrong_steering_is_named(llama: Steered, tmp_path: Path) -> None:
         llama.model.read_directions(tmp_path / "absent")
     with pytest.raises(UsageError, match=rf"\[2, 3\].*{layers} layers of width {hidden}"):
         llama.model.steer(np.zeros((2, 3)))
-    with pytest.raises(UsageError, match="finite"):
-        llama.model.steer(llama.directions(), attention=float("nan"))
+    for scale in (float("nan"), float("-inf"), 1e30, -2e4):
+        with pytest.raises(UsageError, match=r"a steering scale of .*finite numbers from -1"):
+            llama.model.steer(llama.directions(), attention=scale)
+        with pytest.raises(UsageError, match="a steering scale of"):
+            _ = SteeringArguments(short, steering_ffn=scale).is_given
+    directions = llama.directions()
+    directions[1] *= 200
+    with pytest.raises(UsageError, match=r"layer 1's direction, of length 200.* 4e\+04 times"):
+        llama.model.steer(directions, ffn=-1.0)
+    directions[1, 2] = np.inf
+    with pytest.raises(UsageError, match="directions must be finite"):
+        llama.model.steer(directions)
+
+
+def test_the_largest_steering_still_computes(llama: Steered) -> None:
+    """Beyond it squares overflow in norms, which then give zeros: all logits would be equal."""
+    ids, directions = token_ids(9), llama.directions()
+    session = llama.model.session()
+    session.steer(directions, attention=-MOST_SCALE, ffn=-MOST_SCALE)
+    got = session.prefill(ids, all_logits=True)
+    want = llama.expected(ids, directions, -MOST_SCALE, -MOST_SCALE)
+    assert error(got, want) < 10 * F32_ERROR
+    assert got.std(axis=-1).min() > 1e-3
 
 
 # --- low precision -------------------------------------------------------------------------------

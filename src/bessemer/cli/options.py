@@ -95,13 +95,16 @@ class SteeringArguments:
 
     @property
     def is_given(self) -> bool:
-        """Raises UsageError for scales without a file, and for a file that can't be read."""
+        """Raises UsageError for scales without a file or beyond what makes sense, and for a file
+        that can't be read.
+        """
         if self.steering is None and (self.steering_attn, self.steering_ffn) != (None, None):
             raise UsageError("--steering-attn and --steering-ffn need --steering FILE")
         if self.steering is None:
             return False
-        from bessemer.steering import check_readable
+        from bessemer.steering import check_readable, check_scales
 
+        check_scales(self.steering_attn or 0.0, self.steering_ffn or 0.0)
         check_readable(self.steering)
         return True
 

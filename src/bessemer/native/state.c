@@ -93,6 +93,24 @@ static int all_finite(const float *values, int64_t count) {
     return 1;
 }
 
+/* How far an output may be moved, in its own size; steering.py says why. */
+#define MOST_SCALE 1e4
+#define ROUNDING 1e-4
+
+/* Whether no scale, and none times the square of a direction's length, is beyond it. */
+static int within_reach(const steering *s, int64_t width) {
+    double one = fabs(s->scales[0]), other = fabs(s->scales[1]);
+    double scale = one > other ? one : other;
+    if (scale > MOST_SCALE) return 0;
+    for (int64_t row = 0; s->directions != NULL && row < s->count; row += width) {
+        double square = 0;
+        for (int64_t i = row; i < row + width; i++)
+            square += (double)s->directions[i] * s->directions[i];
+        if (scale * square > MOST_SCALE * (1 + ROUNDING)) return 0;
+    }
+    return 1;
+}
+
 /* Put `s` in place; whether that changed anything. */
 static int place(char *state, const steering *s) {
     float *directions = (float *)(state + bsm_this_model.directions_offset);
@@ -128,6 +146,12 @@ bsm_status bsm_steer(bsm_session *session, const float *directions, double atten
                (directions != NULL && !all_finite(directions, s.count))) {
         status = bsm_fail(error, BSM_ERROR_ARGUMENT,
                           "steering directions and scales must be finite numbers");
+    } else if (!within_reach(&s, info->steering_width)) {
+        status = bsm_fail(error, BSM_ERROR_ARGUMENT,
+                          "steering by scales of %g and %g moves outputs by more than %g times "
+                          "their size (a scale, or a scale times a direction's length squared); "
+                          "1 takes a direction of length 1 out",
+                          (double)s.scales[0], (double)s.scales[1], MOST_SCALE);
     } else if (place(session->state, &s)) {
         bsm_holding held = session->held;
         held.valid = 0;
