@@ -222,14 +222,17 @@ def write(found: dict[str, Any], folder: Path) -> Path:
 
 
 def draw(results: Path, pythons: Sequence[str]) -> None:
-    """Plots beside the results, by the first Python that has matplotlib."""
+    """Plots beside the results, by the first Python that has matplotlib; a line where none has."""
     script = Path(__file__).resolve().parent / "plots.py"
     for python in pythons:
         probe = [python, "-c", "import matplotlib"]
         if subprocess.run(probe, capture_output=True, check=False).returncode == 0:
             subprocess.run([python, str(script), str(results)], check=True)
             return
-    say("no Python here has matplotlib: no plots (run benchmarks/plots.py on results.json later)")
+    say(
+        "no speed.png and no roofline.png: no Python here has matplotlib; run "
+        f"`python benchmarks/plots.py {results}` where one has"
+    )
 
 
 def _numbers(text: str) -> list[int]:
@@ -287,10 +290,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.repeat < LEAST_REPEAT:
         say(f"--repeat {arguments.repeat}: medians of fewer than {LEAST_REPEAT} are only a look")
     found = compare(arguments, lambda so_far: write(so_far, arguments.out))
-    if found["results"]:
+    sys.stdout.write(markdown(found))
+    sys.stdout.flush()
+    if found["results"]:  # the table is shown first: drawing may fail
         pythons = [sys.executable, *python_table(arguments.peer_python).values()]
         draw(write(found, arguments.out), pythons)
-    sys.stdout.write(markdown(found))
     return 0
 
 

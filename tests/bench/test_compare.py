@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -178,6 +179,21 @@ def test_an_engine_that_is_not_installed_is_told(tmp_path: Path) -> None:
     assert found == []
     assert list(absent) == ["nobody"]
     assert "nobody_peer.py" in absent["nobody"]
+
+
+def test_without_matplotlib_the_last_line_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(compare, "compare", lambda arguments, keep: {"results": [1]})
+    monkeypatch.setattr(compare, "markdown", lambda found: "the table\n")
+    failed = subprocess.CompletedProcess([], 1)
+    monkeypatch.setattr(compare.subprocess, "run", lambda *words, **how: failed)
+    assert compare.main(["model", "--out", str(tmp_path)]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == "the table\n"
+    last = shown.err.splitlines()[-1]
+    assert "no speed.png and no roofline.png" in last
+    assert f"plots.py {tmp_path / 'results.json'}" in last
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])

@@ -133,6 +133,7 @@ def test_command_line(measured: Path, tmp_path: Path, capsys: pytest.CaptureFixt
         (["-t", "0"], "-t 0: whole numbers from 1"),
         (["-r", "0"], "-r 0: it must be a whole number"),
         (["--json", "--csv"], "one of --json"),
+        (["--profile", "--csv"], "--csv has no place for the groups of --profile"),
     ],
 )
 def test_wrong_calls(

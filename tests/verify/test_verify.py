@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -112,6 +113,16 @@ class Bigram(torch.nn.Module):
 def test_a_module_is_verified_in_this_process() -> None:
     report = quick(Bigram(), options=replace(OPTIONS, weights="bf16", context=32))
     assert report.ok, report.failed
+
+
+def test_the_title_is_the_model_not_its_place_in_the_cache(
+    compiled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached = SimpleNamespace(artifact=SimpleNamespace(folder=compiled))
+    monkeypatch.setattr("bessemer.api.prepare", lambda *model, **how: cached)
+    monkeypatch.setattr("bessemer.verify.api.Verification.check", lambda *run: None)
+    assert verify("owner/name").subject == "verification of owner/name"
+    assert verify(compiled).subject == f"verification of {compiled}"
 
 
 # --- arguments ------------------------------------------------------------------------------------

@@ -64,6 +64,10 @@ def bench(
 
     if json + csv + markdown > 1:
         raise UsageError("give one of --json, --csv and --markdown")
+    if profile and csv:
+        raise UsageError(
+            "--csv has no place for the groups of --profile; give --json or --markdown"
+        )
     wanted = run.Plan(
         whole_numbers("--prompt", prompt, 0),
         whole_numbers("--generate", generate, 0),

@@ -59,10 +59,15 @@ def verify(
     if not lengths or any(n < 1 for n in lengths) or decode_steps < 0:
         raise UsageError("verify needs prompt lengths of at least 1, and no negative decode steps")
     with _compiled(path_or_model, checkpoint, options, progress) as (folder, source):
-        report = Report(f"verification of {folder}")
+        report = Report(f"verification of {_title(path_or_model)}")
         run = Verification(report, tuple(lengths), decode_steps, threads, progress)
         run.check(folder, source)
     return report
+
+
+def _title(model: Any) -> str:
+    """What is verified, as the caller knows it: not the folder of the cache that it is in."""
+    return str(model) if isinstance(model, (str, Path)) else type(model).__name__
 
 
 @contextlib.contextmanager
