@@ -14,14 +14,16 @@ from pathlib import Path
 
 import pytest
 
+from bessemer.cli.interrupt import NO_ANSWER
+from bessemer.runtime.tokenizer import Tokenizer
 from tests.runtime import toy
 from tests.runtime.toy_text import favouring, write_model
 
 from .conftest import Run
 
 KEYS = {
-    "text", "tokens", "prompt_tokens", "finish_reason", "interrupted", "load_s", "compile_s",
-    "prefill_tokens_per_second", "decode_tokens_per_second", "time_to_first_token_s",
+    "text", "token_ids", "tokens", "prompt_tokens", "finish_reason", "interrupted", "load_s",
+    "compile_s", "prefill_tokens_per_second", "decode_tokens_per_second", "time_to_first_token_s",
 }  # fmt: skip
 
 
@@ -42,9 +44,10 @@ def test_the_answer_and_nothing_else_goes_to_stdout(bessemer: Run, compiled: Pat
 
 def test_json(bessemer: Run, compiled: Path) -> None:
     done = bessemer("run", compiled, "-p", "hello", "--max-tokens", 5, "--json")
-    assert set(done.json) == KEYS
+    assert set(done.json) == set(NO_ANSWER) == KEYS
     assert done.json["text"] == "aaaaa"
     assert done.json["tokens"] == 5
+    assert done.json["token_ids"] == Tokenizer.load(compiled).encode("aaaaa")
     assert done.json["finish_reason"] == "length"
     assert done.json["interrupted"] is False
     assert done.json["compile_s"] == 0

@@ -18,6 +18,7 @@ AGAIN_S = 0.01
 # What `run --json` prints when it is interrupted before there is a model that could answer.
 NO_ANSWER = {
     "text": "",
+    "token_ids": [],
     "tokens": 0,
     "prompt_tokens": None,
     "finish_reason": "cancelled",

@@ -198,6 +198,7 @@ def report(result: GenerationResult, loaded: Loaded) -> dict[str, Any]:
     first = result.time_to_first_token_s
     return {
         "text": result.text,
+        "token_ids": list(result.tokens),
         "tokens": len(result.tokens),
         "prompt_tokens": result.prompt_tokens,
         "finish_reason": result.finish_reason,
