@@ -229,12 +229,16 @@ def _emit_panel(fn: Fn, spec: GroupSpec, target: CodegenTarget, panel: str, star
         )
         for part in range(_parts(spec))
     ]
+    last = fn.index(_panels(spec) - 1)
+    after = [(part + 1, panel) for part in range(_parts(spec) - 1)]
+    after += [(0, fn.min(fn.offset(panel, 1), last))]
     for part, view in enumerate(views):
         weights = _panel(fn, spec, target, part, panel)
+        following = _panel(fn, spec, target, *after[part])
         if isinstance(opened, IntegerTile):
             opened.block_product(weights, count, view, start=start)
         else:
-            opened.block_product(weights, count, view, lambda m: [fn.add(start, m)])
+            opened.block_product(weights, count, view, lambda m: [fn.add(start, m)], following)
     with fn.loop(fn.index(0), count) as row:
 
         def products(o: FloatOps, column: str) -> list[str]:

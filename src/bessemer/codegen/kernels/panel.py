@@ -10,7 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bessemer.artifact.layout import PANEL_ROWS, Q8_DEPTH, Q8_PAIR, Q8_SCALES_AT
+from bessemer.artifact.layout import (
+    PANEL_ROWS,
+    Q8_DEPTH,
+    Q8_PAIR,
+    Q8_SCALES_AT,
+    STORAGE_BYTES,
+)
 from bessemer.codegen.emit import Fn
 from bessemer.codegen.group import CodegenTarget, Operand
 from bessemer.codegen.kernels.integer_rows import IntegerRows, pair_dot
@@ -21,6 +27,11 @@ from bessemer.codegen.kernels.vectors import vector_type
 UNROLL = 2
 # Pairs of depths per step of the integer loop, whose sums need no more than their four chains.
 PAIR_UNROLL = 4
+
+# How far ahead of a matrix-vector product its weights are fetched: 16 lines, with which a thread of
+# a Zen 3 reads 10 to 18 % more from memory than by what the processor fetches by itself (12 and 24
+# lines: a little less). f32 panels, two lines a step, are read faster without.
+AHEAD_BYTES = 1024
 
 Scalar = Callable[[str], str]
 
@@ -50,6 +61,16 @@ class Panel:
         count = self.operand.shape[-2]
         assert isinstance(count, int)
         return count
+
+    def fetch(self, *at: str, near: bool = False) -> None:
+        """Have the processor fetch the line at these indices, which may be past the panel's end:
+        into L1 when it is needed soon, else into L2.
+        """
+        where = ", ".join([*self.lead, *at])
+        self.fn.line(
+            f"memref.prefetch {self.name}[{where}], read, locality<{3 if near else 2}>, data : "
+            f"{self.operand.type}"
+        )
 
     def vectors(self, k: str) -> list[str]:
         """The panel's 32 weights at depth k, as f32 vectors; of the float formats."""
@@ -131,6 +152,8 @@ class Panel:
             sums = list(loop.args)
             for u in range(PAIR_UNROLL):
                 pair = fn.offset(loop.iv, u)
+                at = fn.mul(pair, fn.index(Q8_PAIR * PANEL_ROWS))
+                self.fetch(block, fn.offset(at, AHEAD_BYTES), near=True)
                 x = rows.pair(fn, self.lanes, place, fn.add(first, pair))
                 terms = zip(sums, self.pairs(block, pair), strict=True)
                 sums = [pair_dot(fn, target, total, w, x) for total, w in terms]
@@ -144,9 +167,13 @@ class Panel:
         fn, lanes, vectors = self.fn, self.lanes, len(self.columns)
         kind = f"vector<{lanes}xf32>"
         zero = (fn.splat(0.0, lanes), kind)
+        row_bytes = PANEL_ROWS * STORAGE_BYTES[self.operand.element]
+        ahead = AHEAD_BYTES // row_bytes if self.operand.element != "f32" else 0
 
         def step(k: str, sums: list[str]) -> list[str]:
             k = k if first is None else fn.add(first, k)
+            if ahead:
+                self.fetch(fn.offset(k, ahead), fn.index(0), near=True)
             factor = x(k)
             pairs = zip(self.vectors(k), sums, strict=True)
             return [fn.fma(w, factor, total, lanes) for w, total in pairs]

@@ -95,10 +95,12 @@ class Tile:
         rows: str,
         product: str,
         row_index: Callable[[str], list[str]] | None = None,
+        following: Panel | None = None,
     ) -> None:
         """C[0:rows] = X @ panel.T into `product`, a memref<? x 32 x f32> of padded rows.
 
-        row_index(m) gives the indices of row m of x; None: [m].
+        row_index(m) gives the indices of row m of x; None: [m].  following: the panel that comes
+        next, which is fetched meanwhile.
         """
         fn = self.fn
         k_size, step = fn.index(self.depth), k_block(self.depth)
@@ -111,7 +113,31 @@ class Tile:
                 with fn.loop(fn.index(0), fn.index(PANEL_ROWS // self.columns)) as n_loop:
                     place = (m_loop.iv, fn.mul(n_loop.iv, fn.index(self.columns)))
                     weights = read(n_loop.iv, place[1])
-                    _tile(self, at, place, (k_loop.iv, size), first, weights, product)
+                    depths = (k_loop.iv, size)
+                    fetch = self._fetcher(following, depths, m_loop.iv, n_loop.iv)
+                    _tile(self, at, place, depths, first, weights, product, fetch)
+
+    def _fetcher(
+        self, following: Panel | None, depths: tuple[str, str], m: str, n: str
+    ) -> Callable[[str], None] | None:
+        """Fetches the K block of the next panel into L2, bit by bit: fetch(k) at depth k of a tile.
+
+        The products of a tile fill the window in which a processor looks ahead for loads, so that
+        too few are under way for memory's latency. The first tile fetches all; for the others k
+        leads to one and the same line.
+        """
+        fn = self.fn
+        if following is None or is_widened(following.operand.element, self.target):
+            return None
+        (k0, size), parts = depths, fn.index(PANEL_ROWS // self.columns)
+        step = fn.select(fn.cmp("eq", m, fn.index(0)), fn.index(1), fn.index(0), "index")
+        start = fn.mul(n, size)
+
+        def fetch(k: str) -> None:
+            line = fn.mul(fn.div(fn.add(start, k), parts), step)
+            following.fetch(fn.add(k0, line), fn.index(0))
+
+        return fetch
 
     def _open(self, panel: Panel, k0: str, size: str) -> Callable[[str, str], Weights]:
         """How column block number `block`, which begins at `column`, is read in this K block."""
@@ -166,6 +192,7 @@ def _tile(
     first: str,
     weights: Weights,
     product: str,
+    fetch: Callable[[str], None] | None,
 ) -> None:
     """C of rows x columns from `place` += X[:, k0:k0+size] @ W; starts from zero in the first K
     block. depths: k0 and size.
@@ -184,6 +211,8 @@ def _tile(
     start = [(fn.select(first, zero, h, vector), vector) for h in held]
     with fn.loop(fn.index(0), size, 1, start) as loop:
         k = fn.add(k0, loop.iv)
+        if fetch is not None:
+            fetch(loop.iv)
         w = [weights(loop.iv, fn.index(v * lanes)) for v in range(shape.vectors)]
         sums = []
         for r in range(shape.rows):
