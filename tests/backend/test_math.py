@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,11 @@ def erf(x: Array) -> Array:
     return _ERF(x).astype(np.float64)
 
 
+def sine(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    """NaN for what is no angle: in f32 a turn lies between such numbers and their neighbours."""
+    return lambda x: function(np.where(np.abs(x) < 2.0**50, x, np.nan))
+
+
 # function, reference in f64, sampled interval, largest error in units in the last place.
 FUNCTIONS = {
     "exp": (np.exp, (-104, 89), 2),
@@ -37,9 +43,8 @@ FUNCTIONS = {
     "log1p": (np.log1p, (-1, 100), 3),
     "tanh": (np.tanh, (-10, 10), 4),
     "erf": (erf, (-4.5, 4.5), 4),
-    # libm
-    "sin": (np.sin, (-1e6, 1e6), 1),
-    "cos": (np.cos, (-1e6, 1e6), 1),
+    "sin": (sine(np.sin), (-1e6, 1e6), 0.51),
+    "cos": (sine(np.cos), (-1e6, 1e6), 0.51),
     # one division and one square root
     "rsqrt": (lambda x: 1 / np.sqrt(x), (0, 1000), 2),
     "sqrt": (np.sqrt, (0, 1000), 0.51),
@@ -121,7 +126,7 @@ def test_falling_exp(kind: str, cpu: str, tmp_path: Path) -> None:
 
 
 def test_vector_math_has_no_calls(tmp_path: Path) -> None:
-    """exp of a vector stays in registers; only sin and its like call libm."""
+    """exp of a vector stays in registers; only pow and its like call libm."""
     from bessemer.backend.codegen import compile_module
 
     text = elementwise("%a = math.exp %x : {S}\n%b = math.erf %a : {S}\n%r = math.tanh %b : {S}")

@@ -1,11 +1,13 @@
-"""exp, exp2, expm1, log, log1p, tanh and erf in f32, as arithmetic on scalars and vectors.
+"""exp, exp2, expm1, log, log1p, tanh, erf, sin and cos in f32, as arithmetic; scalars and vectors.
 
 Every `math.exp` (and so on) on f32 becomes a call of a private function that LLVM inlines, so a
 vector of any width stays in registers and a scalar loop still vectorises. All are right at zeros,
 infinities, NaN and in the subnormal range, and within a few units in the last place elsewhere
 (tests/backend/test_math.py has the bounds). `math.exp ... fastmath<afn>` is for arguments of at
-most 0, the weights of a softmax, and rounds subnormal results to 0. `sin`, `cos`, `pow` and the
-rest call libm.
+most 0, the weights of a softmax, and rounds subnormal results to 0. `pow` and the rest call libm.
+
+C libraries differ in the last bit of sines, and a model's logits with them; these are the same
+wherever the code runs.
 
 The polynomials are minimax fits, by Remez exchange in 40 digits, of the functions named beside
 them, weighted so that the relative error of the result is equal over the interval.
@@ -69,6 +71,16 @@ _ERF_TAIL = (
     -0.00018882236327044666,
 )
 
+# sin(r) = r + r^3 P(r^2), |r| <= pi/4; relative error 5e-12.
+_SIN = (
+    -0.1666666664074494,
+    0.008333329298772316,
+    -0.00019839310307742468,
+    2.718102842856237e-06,
+)
+# cos(r) = 1 - r^2/2 + r^4 P(r^2), |r| <= pi/4; relative error 1e-10.
+_COS = (0.04166664565091659, -0.0013887314659562762, 2.4432971145367326e-05)
+
 # ln(2) in two parts: the first has 10 significant bits, so n * _LN2_HIGH is exact for |n| < 2^14.
 _LN2_HIGH = 0.693359375
 _LN2_LOW = math.log(2) - _LN2_HIGH
@@ -86,6 +98,14 @@ _EXPONENT_BIAS = 127
 _MANTISSA_BITS = 23
 _SMALLEST_NORMAL = 2.0**-126
 _SQRT_HALF_BITS = 0x3F3504F3
+# pi/2 in two parts: the first has 33 significant bits, so n * _HALF_PI_HIGH is exact for |n| < 2^20
+# also where it is rounded before it is subtracted.
+_HALF_PI_HIGH = 1.5707963267341256
+_HALF_PI_LOW = 6.077100506506192e-11
+# Rounds an f64 to an integer as _ROUND does an f32.
+_ROUND_F64 = 1.5 * 2.0**52
+# From here on neighbours in f32 are turns apart, and the sine of one means nothing: NaN shows it.
+_ANGLE_LIMIT = 2.0**50
 
 
 @dataclass
@@ -113,7 +133,8 @@ class FunctionBody:
         if element.startswith("f"):
             import struct
 
-            text = f"0x{struct.unpack('<I', struct.pack('<f', value))[0]:08X}"
+            bits, number, digits = ("<I", "<f", 8) if element == "f32" else ("<Q", "<d", 16)
+            text = f"0x{struct.unpack(bits, struct.pack(number, value))[0]:0{digits}X}"
         else:
             text = str(int(value))
         literal = f"dense<{text}>" if self.prefix else text
@@ -124,17 +145,17 @@ class FunctionBody:
         tail = f" fastmath<{flags}>" if flags else ""
         return self.emit(f"{name} {', '.join(operands)}{tail} : {self.type(element)}")
 
-    def mul(self, a: str, b: str) -> str:
+    def mul(self, a: str, b: str, element: str = "f32") -> str:
         """a * b, which may be fused with a following addition."""
-        return self.op("arith.mulf", a, b, flags="contract")
+        return self.op("arith.mulf", a, b, element=element, flags="contract")
 
-    def add(self, a: str, b: str) -> str:
+    def add(self, a: str, b: str, element: str = "f32") -> str:
         """a + b, which may be fused with a multiplication before it."""
-        return self.op("arith.addf", a, b, flags="contract")
+        return self.op("arith.addf", a, b, element=element, flags="contract")
 
-    def sub(self, a: str, b: str) -> str:
+    def sub(self, a: str, b: str, element: str = "f32") -> str:
         """a - b, which may be fused with a multiplication before it."""
-        return self.op("arith.subf", a, b, flags="contract")
+        return self.op("arith.subf", a, b, element=element, flags="contract")
 
     def compare(self, predicate: str, a: str, b: str, element: str = "f32") -> str:
         """Lane-wise comparison: `arith.cmpf` for floats, `arith.cmpi` for integers."""
@@ -151,11 +172,12 @@ class FunctionBody:
         """A conversion such as `arith.bitcast` or `arith.sitofp`."""
         return self.emit(f"{name} {value} : {self.type(source)} to {self.type(result)}")
 
-    def polynomial(self, x: str, coefficients: Sequence[float]) -> str:
+    def polynomial(self, x: str, coefficients: Sequence[float], element: str = "f32") -> str:
         """Horner's rule, lowest coefficient first."""
-        total = self.constant(coefficients[-1])
+        total = self.constant(coefficients[-1], element)
         for coefficient in reversed(coefficients[:-1]):
-            total = self.add(self.mul(total, x), self.constant(coefficient))
+            product = self.mul(total, x, element)
+            total = self.add(product, self.constant(coefficient, element), element)
         return total
 
     def absolute(self, x: str) -> str:
@@ -319,6 +341,52 @@ def _erf(b: FunctionBody, x: str) -> str:
     return b.with_sign(b.select(b.compare("olt", size, b.constant(1.0)), near, far), x)
 
 
+def _quadrant(b: FunctionBody, x: str) -> tuple[str, str]:
+    """(r, n) with x = r + n pi/2, |r| <= pi/4 in f64, n modulo 2^32 in i32. NaN for inf and what is
+    no angle any more.
+    """
+    limit = b.compare("olt", b.absolute(x), b.constant(_ANGLE_LIMIT))
+    x = b.convert("arith.extf", b.select(limit, x, b.constant(math.nan)), "f32", "f64")
+    turns = b.mul(x, b.constant(2 / math.pi, "f64"), "f64")
+    shifted = b.add(turns, b.constant(_ROUND_F64, "f64"), "f64")
+    whole = b.op("arith.subf", shifted, b.constant(_ROUND_F64, "f64"), element="f64")
+    r = b.sub(x, b.mul(whole, b.constant(_HALF_PI_HIGH, "f64"), "f64"), "f64")
+    r = b.sub(r, b.mul(whole, b.constant(_HALF_PI_LOW, "f64"), "f64"), "f64")
+    bits = b.convert("arith.bitcast", shifted, "f64", "i64")
+    return r, b.convert("arith.trunci", bits, "i64", "i32")
+
+
+def _sine_from(b: FunctionBody, x: str, quarter: int) -> str:
+    """sin(x + quarter * pi/2), rounded once from f64."""
+    r, n = _quadrant(b, x)
+    one, zero = b.constant(1.0, "f64"), b.constant(0, "i32")
+    square = b.mul(r, r, "f64")
+    # r times a factor, which keeps the sign of zero.
+    sine = b.mul(b.polynomial(square, _SIN, "f64"), square, "f64")
+    sine = b.mul(b.add(sine, one, "f64"), r, "f64")
+    cosine = b.add(
+        b.mul(b.polynomial(square, _COS, "f64"), square, "f64"), b.constant(-0.5, "f64"), "f64"
+    )
+    cosine = b.add(b.mul(cosine, square, "f64"), one, "f64")
+    n = b.op("arith.addi", n, b.constant(quarter, "i32"), element="i32")
+
+    def has(bit: int) -> str:
+        masked = b.op("arith.andi", n, b.constant(bit, "i32"), element="i32")
+        return b.compare("ne", masked, zero, "i32")
+
+    value = b.select(has(1), cosine, sine, "f64")
+    negative = b.emit(f"arith.negf {value} : {b.type('f64')}")
+    return b.convert("arith.truncf", b.select(has(2), negative, value, "f64"), "f64", "f32")
+
+
+def _sin(b: FunctionBody, x: str) -> str:
+    return _sine_from(b, x, 0)
+
+
+def _cos(b: FunctionBody, x: str) -> str:
+    return _sine_from(b, x, 1)
+
+
 _FUNCTIONS: dict[str, Callable[[FunctionBody, str], str]] = {
     "math.exp": _exp,
     "math.exp fastmath<afn>": _exp_falling,
@@ -328,6 +396,8 @@ _FUNCTIONS: dict[str, Callable[[FunctionBody, str], str]] = {
     "math.log1p": _log1p,
     "math.tanh": _tanh,
     "math.erf": _erf,
+    "math.sin": _sin,
+    "math.cos": _cos,
 }
 
 
