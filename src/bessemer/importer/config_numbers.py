@@ -17,7 +17,7 @@ from bessemer.errors import CheckpointError
 # No size of a model is beyond it, and the product of two still fits in 64 bits.
 LARGEST = 2**31 - 1
 # Published models have up to 130 layers; modules and tensors of each are made one by one.
-MOST_LAYERS = 1000
+MOST_LAYERS = 512
 
 _SIZES = (
     *("vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size"),
