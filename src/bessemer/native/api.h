@@ -217,7 +217,9 @@ BSM_API bsm_status bsm_session_load(bsm_session *session, const char *path, bsm_
 /* Move the outputs of sublayers along directions from now on: y becomes y - scale * (y . d) * d,
  * with the direction d of its layer. What is held is computed again with the next call.
  * directions: [steering_layers][steering_width], finite, copied; NULL: no longer. attention, ffn:
- * the scales of the two kinds of sublayer; a d of length 1 and scale 1 take the direction out.
+ * the scales of the two kinds of sublayer; a d of length 1 and scale 1 take the direction out. A
+ * scale, and a scale times the square of a direction's length, is at most 10000: beyond it numbers
+ * overflow, and all logits are equal.
  * Fails with BSM_ERROR_ARGUMENT, also for a model that was compiled without steering, _BUSY. */
 BSM_API bsm_status bsm_steer(bsm_session *session, const float *directions, double attention,
                              double ffn, bsm_error *error);
