@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from bessemer.arguments import shown
 from bessemer.errors import CheckpointError
@@ -132,6 +132,6 @@ def _experts(config: Mapping[str, Any]) -> Iterator[str]:
         yield f"topk_group is {chosen}, of {groups} groups (n_group)"
 
 
-def _counts(value: Any) -> bool:
+def _counts(value: Any) -> TypeGuard[int]:
     """Whether a value is a whole number above 0, as far as it is one at all."""
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
