@@ -150,14 +150,17 @@ def test_r04_ctrl_c_during_decode() -> None:
 def test_r04_ctrl_c_during_an_answer(model: Model) -> None:
     """A stream ends with what it has, also inside the prompt, and the model answers again."""
     for prompt, took in (("y", True), ("y" * LONG, False)):
+        began = time.monotonic()
+        model.generate(prompt, max_tokens=400 if took else 1)
+        whole = time.monotonic() - began
         stream = model.stream(prompt, max_tokens=400)
         shown: list[str] = []
 
-        def send() -> None:
-            time.sleep(0.05)
+        def send(delay: float) -> None:
+            time.sleep(delay)
             os.kill(os.getpid(), signal.SIGINT)
 
-        sender = threading.Thread(target=send)
+        sender = threading.Thread(target=send, args=(whole / 4,))
         sender.start()
         try:
             shown.extend(stream)
