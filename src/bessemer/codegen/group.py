@@ -12,11 +12,24 @@ once), may use its thread's part of the scratch memory, and reads what differs b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from bessemer.codegen.emit import Fn, memref_type
+
+ELEMENT_BYTES = {
+    "f32": 4,
+    "f16": 2,
+    "bf16": 2,
+    "i64": 8,
+    "i32": 4,
+    "i16": 2,
+    "q8_0": 1,
+    "i1": 1,
+    "i8": 1,
+}
 
 ROWS = "?"  # a dimension whose size is known at run time: the rows of the call
 
@@ -37,6 +50,12 @@ class Operand:
     @property
     def type(self) -> str:
         return memref_type(self.shape, self.element, self.strides)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of it, or of one of its rows where it has ROWS."""
+        sizes = [int(size) for size in self.shape if size != ROWS]
+        return math.prod(sizes) * ELEMENT_BYTES[self.element]
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,18 @@ from dataclasses import dataclass
 from bessemer.artifact.layout import ScratchLayout
 from bessemer.artifact.work import OUTSIDE, POLL, ProfileLayout
 from bessemer.codegen.emit import Fn, memref_type
-from bessemer.codegen.group import KERNELS, ROWS, BlockUnits, Operand, Units, signature
+from bessemer.codegen.group import (
+    ELEMENT_BYTES,
+    KERNELS,
+    ROWS,
+    BlockUnits,
+    Operand,
+    Units,
+    signature,
+)
 from bessemer.codegen.memory import ArenaPlan
 from bessemer.codegen.program import Access, Call, Program
 from bessemer.codegen.repeats import Segment, find_repeats
-from bessemer.codegen.views import ELEMENT_BYTES
 from bessemer.graph.dims import Dim, Size
 
 # Arguments of an entry point after the context, in order: name and memref type.

@@ -9,23 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from bessemer.codegen.group import ROWS, Operand
+from bessemer.codegen.group import ELEMENT_BYTES, ROWS, Operand
 from bessemer.errors import CompileError
 from bessemer.graph.core import Node, Value
 from bessemer.graph.dims import Dim, Shape, Size, product
 
 _ELEMENTS = {"f32": "f32", "f16": "f16", "i64": "i64", "i32": "i32", "bool": "i8"}
-ELEMENT_BYTES = {
-    "f32": 4,
-    "f16": 2,
-    "bf16": 2,
-    "i64": 8,
-    "i32": 4,
-    "i16": 2,
-    "q8_0": 1,
-    "i1": 1,
-    "i8": 1,
-}
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,10 +9,9 @@ from dataclasses import replace
 
 from bessemer.artifact.layout import STORAGE_BYTES, CompressedStream, StateLayout, align
 from bessemer.artifact.work import GroupWork, ProfileLayout
-from bessemer.codegen.group import ROWS, GroupSpec, Operand
+from bessemer.codegen.group import ELEMENT_BYTES, ROWS, GroupSpec, Operand
 from bessemer.codegen.main_graph import PlannedCall
 from bessemer.codegen.program import Call
-from bessemer.codegen.views import ELEMENT_BYTES
 from bessemer.graph.dims import Dim
 
 
@@ -41,14 +40,8 @@ def _call_work(function: str, call: Call, state: StateLayout) -> GroupWork:
     bare = GroupWork(function, spec.kind, 1, rows, row_bytes=_row_bytes(spec, rows))
     if spec.kind in _FORMULAS:
         return _FORMULAS[spec.kind](bare, call, state)
-    weights = sum(_nbytes(o) for o in spec.operands if o.role == "weight")
+    weights = sum(o.nbytes for o in spec.operands if o.role == "weight")
     return replace(bare, weight_bytes=weights)
-
-
-def _nbytes(operand: Operand) -> int:
-    """Bytes of an operand of known size, or of one of its rows."""
-    sizes = [int(s) for s in operand.shape if s != ROWS]
-    return math.prod(sizes) * ELEMENT_BYTES[operand.element]
 
 
 def _row_bytes(spec: GroupSpec, rows: str) -> int:
@@ -56,7 +49,7 @@ def _row_bytes(spec: GroupSpec, rows: str) -> int:
     per_row = [o for o in spec.operands if o.role in ("in", "out")]
     if rows != "1":
         per_row = [o for o in per_row if o.shape and o.shape[0] == ROWS]
-    return sum(_nbytes(o) for o in per_row)
+    return sum(o.nbytes for o in per_row)
 
 
 def _sizes(operand: Operand) -> list[int]:
@@ -68,21 +61,21 @@ def _linear(work: GroupWork, call: Call, state: StateLayout) -> GroupWork:
     x = call.spec.operands[0]
     parts = 2 if call.spec.kind == "glu_linear" else 1
     n, k = _sizes(call.spec.operands[-1])[-1], _sizes(x)[-1]
-    weights = sum(_nbytes(o) for o in call.spec.operands if o.role == "weight")
+    weights = sum(o.nbytes for o in call.spec.operands if o.role == "weight")
     return replace(work, flops=2 * parts * n * k, weight_bytes=weights)
 
 
 def _linear_parts(work: GroupWork, call: Call, state: StateLayout) -> GroupWork:
     """x[1, K] by panels [N/32, K, 32]."""
     w = call.spec.operands[1]
-    return replace(work, flops=2 * math.prod(map(int, w.shape)), weight_bytes=_nbytes(w))
+    return replace(work, flops=2 * math.prod(map(int, w.shape)), weight_bytes=w.nbytes)
 
 
 def _embedding(work: GroupWork, call: Call, state: StateLayout) -> GroupWork:
     """One row of the table per token."""
     table, _, out = call.spec.operands
     row = _sizes(out)[-1] * ELEMENT_BYTES[table.element]
-    return replace(work, row_weight_bytes=row, row_weight_limit=_nbytes(table))
+    return replace(work, row_weight_bytes=row, row_weight_limit=table.nbytes)
 
 
 def _experts(work: GroupWork, call: Call, state: StateLayout) -> GroupWork:
@@ -92,12 +85,12 @@ def _experts(work: GroupWork, call: Call, state: StateLayout) -> GroupWork:
     x, indices, w = operands[0], operands[at - 1], operands[at]
     parts = 2 if call.spec.attr("gated") else 1
     choices, n, k = _sizes(indices)[0], _sizes(call.spec.operands[-1])[-1], _sizes(x)[-1]
-    one = _nbytes(w) // int(w.shape[0])
+    one = w.nbytes // int(w.shape[0])
     return replace(
         work,
         flops=2 * parts * choices * n * k,
         row_weight_bytes=choices * one,
-        row_weight_limit=_nbytes(w),
+        row_weight_limit=w.nbytes,
     )
 
 

@@ -131,12 +131,6 @@ class Experts:
         at = self.x_at(row, choice)
         return panel.product(row_reader(f, target, self.described(self.x), at), self.depth)
 
-    def weights_bytes(self, target: CodegenTarget) -> int:
-        """Thread scratch of the widened weights of a tile."""
-        if self.scales is not None:
-            return 0
-        return tile.weights_bytes(self.depth, self.described(self.w)[1].element, target)
-
     def slab_product(self, f: Fn, target: CodegenTarget, offset: int) -> SlabProduct:
         """How a panel is multiplied with gathered rows."""
         if self.scales is not None:
@@ -161,7 +155,8 @@ def _plan(spec: GroupSpec, target: CodegenTarget) -> ScratchPlan:
     if group.one_row:
         plan.add("product", (group.parts, PANEL_ROWS))
         return plan
-    plan.add("weights", (group.weights_bytes(target) // 4,))
+    widened = tile.weights_bytes(group.depth, group.described(group.w)[1].element, target)
+    plan.add("weights", (widened // 4,))
     for part in range(group.parts):
         plan.add(f"product{part}", (padded_rows(target.chunk, target), PANEL_ROWS))
     plan.add("ends", (group.experts,), "i64")

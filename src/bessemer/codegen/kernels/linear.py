@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bessemer.artifact.layout import PANEL_ROWS, STORAGE_BYTES
+from bessemer.artifact.layout import PANEL_ROWS
 from bessemer.codegen.emit import Fn
 from bessemer.codegen.group import (
     BlockUnits,
@@ -173,13 +173,6 @@ def _open_tile(fn: Fn, target: CodegenTarget, ops: Operands) -> Tile | IntegerTi
     return Tile(fn, target, *ops.x, 0)
 
 
-def _weights_bytes(ops: Operands, target: CodegenTarget) -> int:
-    """Thread scratch of the widened weights of a tile."""
-    if ops.scales is not None:
-        return 0
-    return tile.weights_bytes(ops.depth, ops.w[1].element, target)
-
-
 def _by_row_blocks(spec: GroupSpec) -> bool:
     """Whether a unit is a panel of the weight for some of the rows, and not for all."""
     ops = Operands.of(spec)
@@ -193,10 +186,9 @@ def _rows_at_once(spec: GroupSpec, target: CodegenTarget) -> int:
     whole = padded_rows(target.chunk, target)
     if _by_row_blocks(spec):
         return min(ROW_BLOCK, whole)
-    if ops.scales is None and tile.is_widened(ops.w[1].element, target):
+    if tile.is_widened(ops.w[1].element, target):
         return whole  # a panel is widened for all of them
-    nbytes = _parts(spec) * _panels(spec) * PANEL_ROWS * ops.depth * STORAGE_BYTES[ops.w[1].element]
-    return min(ROW_BLOCK, whole) if nbytes <= CACHED_BYTES else whole
+    return min(ROW_BLOCK, whole) if ops.w[1].nbytes <= CACHED_BYTES else whole
 
 
 def _emit_tiled(fn: Fn, spec: GroupSpec, target: CodegenTarget) -> None:
@@ -223,7 +215,7 @@ def _emit_panel(fn: Fn, spec: GroupSpec, target: CodegenTarget, panel: str, star
     views = [
         scratch_view(
             fn,
-            _weights_bytes(ops, target) + part * product_bytes(size),
+            tile.weights_bytes(ops.depth, ops.w[1].element, target) + part * product_bytes(size),
             PRODUCT_TYPE,
             fn.index(size),
         )
@@ -234,10 +226,10 @@ def _emit_panel(fn: Fn, spec: GroupSpec, target: CodegenTarget, panel: str, star
     after += [(0, fn.min(fn.offset(panel, 1), last))]
     for part, view in enumerate(views):
         weights = _panel(fn, spec, target, part, panel)
-        following = _panel(fn, spec, target, *after[part])
         if isinstance(opened, IntegerTile):
             opened.block_product(weights, count, view, start=start)
         else:
+            following = _panel(fn, spec, target, *after[part])
             opened.block_product(weights, count, view, lambda m: [fn.add(start, m)], following)
     with fn.loop(fn.index(0), count) as row:
 
@@ -344,10 +336,8 @@ def thread_scratch(spec: GroupSpec, target: CodegenTarget) -> int:
     one_row, ops = _matvec_plan(spec).nbytes, Operands.of(spec)
     if ops.one_row:
         return one_row
-    return max(
-        one_row,
-        _weights_bytes(ops, target) + _parts(spec) * product_bytes(_rows_at_once(spec, target)),
-    )
+    widened = tile.weights_bytes(ops.depth, ops.w[1].element, target)
+    return max(one_row, widened + _parts(spec) * product_bytes(_rows_at_once(spec, target)))
 
 
 for _kind in ("linear", "glu_linear"):

@@ -50,9 +50,9 @@ def k_block(depth: int) -> int:
 
 def is_widened(element: str, target: CodegenTarget) -> bool:
     """Whether weights of a format are widened (or f32, put closer together) before they are used.
-    Where loads widen, they are not: few rows then cost their products alone.
+    Where loads widen, they are not: few rows then cost their products alone. Integers never are.
     """
-    return element == "f32" or not target.loads_halves
+    return element == "f32" or (element != "q8_0" and not target.loads_halves)
 
 
 def weights_bytes(depth: int, element: str, target: CodegenTarget) -> int:
