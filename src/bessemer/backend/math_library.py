@@ -244,14 +244,9 @@ def _exp_falling(b: FunctionBody, x: str) -> str:
     """exp for x <= 0, with 0 for what is no normal number: one scaling step, two thirds of the
     instructions.
     """
-    shifted = b.add(b.mul(x, b.constant(1 / math.log(2))), b.constant(_ROUND))
-    whole = b.op("arith.subf", shifted, b.constant(_ROUND))
-    r = b.sub(x, b.mul(whole, b.constant(_LN2_HIGH)))
-    r = b.sub(r, b.mul(whole, b.constant(_LN2_LOW)))
+    r, n = _reduce(b, x)
     value = b.add(_expm1_reduced(b, r), b.constant(1.0))
-    # The integer is in the low bits of `shifted`; the shift drops the others.
-    bits = b.convert("arith.bitcast", shifted, "f32", "i32")
-    value = b.op("arith.mulf", value, _power_of_two(b, bits))
+    value = b.op("arith.mulf", value, _power_of_two(b, n))
     # A NaN is not below, and what became of -inf on the way does not matter.
     low = b.compare("olt", x, b.constant(math.log(_SMALLEST_NORMAL)))
     return b.select(low, b.constant(0.0), value)
@@ -389,7 +384,6 @@ def _cos(b: FunctionBody, x: str) -> str:
 
 _FUNCTIONS: dict[str, Callable[[FunctionBody, str], str]] = {
     "math.exp": _exp,
-    "math.exp fastmath<afn>": _exp_falling,
     "math.exp2": _exp2,
     "math.expm1": _expm1,
     "math.log": _log,
@@ -399,6 +393,8 @@ _FUNCTIONS: dict[str, Callable[[FunctionBody, str], str]] = {
     "math.sin": _sin,
     "math.cos": _cos,
 }
+# What stands for an op that carries fastmath<afn>: name and body.
+_APPROXIMATE = {"math.exp": ("exp_falling", _exp_falling)}
 
 
 def shape_prefix(kind: ir.Type) -> str:
@@ -462,10 +458,8 @@ def expand(module: ir.Module) -> None:
             continue
         if not str(op.results[0].type).removesuffix(">").endswith("f32"):
             continue
-        flags = op.attributes.get("fastmath")
-        approximate = f"{op.name} fastmath<afn>"
-        chosen = approximate if approximate in _FUNCTIONS and "afn" in str(flags) else op.name
-        name, body = chosen.removeprefix("math."), _FUNCTIONS[chosen]
-        name = name.replace(" fastmath<afn>", "_falling")
+        name, body = op.name.removeprefix("math."), _FUNCTIONS[op.name]
+        if "afn" in str(op.attributes.get("fastmath")):
+            name, body = _APPROXIMATE.get(op.name, (name, body))
         prefix = shape_prefix(op.results[0].type)
         replace_by_call(op, define(module, name, prefix, "f32", "f32", body))
