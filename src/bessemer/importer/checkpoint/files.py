@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bessemer.errors import CheckpointError
-from bessemer.quantize import BlockFormat
+from bessemer.quantize import BlockFormat, decode_blocks
 
 HASH_BUFFER_BYTES = 4 << 20
 """Read size for hashing: large enough that system calls don't show."""
@@ -102,6 +102,28 @@ class CheckpointFile:
             return
         first = start - start % mmap.PAGESIZE
         self._map.madvise(mmap.MADV_DONTNEED, first, start + nbytes - first)
+
+    def read(
+        self, start: int, shape: tuple[int, ...], fmt: BlockFormat, rows: range | None
+    ) -> npt.NDArray[np.float32]:
+        """A tensor whose bytes begin at `start`, or rows of it, decoded to float32."""
+        part = part_of(shape, fmt, rows)
+        start += part.offset
+        values = decode_blocks(fmt, self.view(start, part.nbytes), part.shape)
+        self.drop_pages(start, part.nbytes)
+        return values
+
+    def read_stored(
+        self, start: int, shape: tuple[int, ...], fmt: BlockFormat, rows: range | None
+    ) -> npt.NDArray[Any]:
+        """A tensor of plain numbers whose bytes begin at `start`, or rows of it, as stored."""
+        part = part_of(shape, fmt, rows)
+        start += part.offset
+        # np.empty aligns; the file's bytes need not be aligned to their dtype.
+        values = np.empty(part.shape, dtype=fmt.layout)
+        values.reshape(-1).view(np.uint8)[:] = self.view(start, part.nbytes)
+        self.drop_pages(start, part.nbytes)
+        return values
 
     def close(self) -> None:
         """Unmaps and closes the file. Safe to call twice."""

@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from bessemer.importer.checkpoint import gguf_tokenizer
 from bessemer.importer.checkpoint.base import Checkpoint, TensorInfo
-from bessemer.importer.checkpoint.files import damaged, part_of
+from bessemer.importer.checkpoint.files import damaged
 from bessemer.importer.checkpoint.gguf_architectures import ArchitectureReader, MappedTensor
 from bessemer.importer.checkpoint.gguf_file import GGUFFile, GGUFMetadata, GGUFTensor
-from bessemer.quantize import FLOAT_FORMATS, INTEGER_FORMATS, decode_blocks, storage_format
+from bessemer.quantize import FLOAT_FORMATS, INTEGER_FORMATS, storage_format
 
 SPLIT_NAME = re.compile(r"(?P<stem>.+)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf")
 
@@ -122,12 +122,7 @@ class GGUFCheckpoint(Checkpoint):
         self, file: GGUFFile, name: str, rows: range | None = None
     ) -> npt.NDArray[np.float32]:
         tensor = file.tensors[name]
-        fmt = storage_format(tensor.dtype)
-        part = part_of(tensor.shape, fmt, rows)
-        start = tensor.start + part.offset
-        values = decode_blocks(fmt, file.view(start, part.nbytes), part.shape)
-        file.drop_pages(start, part.nbytes)
-        return values
+        return file.read(tensor.start, tensor.shape, storage_format(tensor.dtype), rows)
 
     def _mapped(self, name: str) -> MappedTensor:
         try:
@@ -153,16 +148,9 @@ class GGUFCheckpoint(Checkpoint):
         if tensor.dtype not in FLOAT_FORMATS:
             return self.read(name, rows)
         file, fmt = self._home[tensor.name], storage_format(tensor.dtype)
-
-        def stored(rows: range | None) -> npt.NDArray[Any]:
-            part = part_of(tensor.shape, fmt, rows)
-            start = tensor.start + part.offset
-            values = np.empty(part.shape, dtype=fmt.layout)
-            values.reshape(-1).view(np.uint8)[:] = file.view(start, part.nbytes)
-            file.drop_pages(start, part.nbytes)
-            return values
-
-        return _in_order(mapped, rows, stored)
+        return _in_order(
+            mapped, rows, lambda part: file.read_stored(tensor.start, tensor.shape, fmt, part)
+        )
 
     @property
     def is_quantised(self) -> bool:

@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from bessemer.importer.checkpoint import hf_tokenizer
 from bessemer.importer.checkpoint.base import Checkpoint, TensorInfo
-from bessemer.importer.checkpoint.files import damaged, part_of, read_json
+from bessemer.importer.checkpoint.files import damaged, read_json
 from bessemer.importer.checkpoint.safetensors_file import SafetensorsEntry, SafetensorsFile
-from bessemer.quantize import FLOAT_FORMATS, INTEGER_FORMATS, decode_blocks, storage_format
+from bessemer.quantize import FLOAT_FORMATS, INTEGER_FORMATS, storage_format
 
 INDEX_NAME = "model.safetensors.index.json"
 WEIGHTS_NAME = "model.safetensors"
@@ -126,24 +126,14 @@ class HuggingFaceCheckpoint(Checkpoint):
     def read(self, name: str, rows: range | None = None) -> npt.NDArray[np.float32]:
         shard, entry = self._entry(name)
         fmt = storage_format(self._readable_format(name))
-        part = part_of(entry.shape, fmt, rows)
-        start = entry.start + part.offset
-        values = decode_blocks(fmt, shard.view(start, part.nbytes), part.shape)
-        shard.drop_pages(start, part.nbytes)
-        return values
+        return shard.read(entry.start, entry.shape, fmt, rows)
 
     def read_stored(self, name: str, rows: range | None = None) -> npt.NDArray[Any]:
         shard, entry = self._entry(name)
         if entry.dtype.lower() in INTEGER_FORMATS:
             return self.read(name, rows)
         fmt = storage_format(self._readable_format(name))
-        part = part_of(entry.shape, fmt, rows)
-        start = entry.start + part.offset
-        # np.empty aligns; the file's bytes need not be aligned to their dtype.
-        values = np.empty(part.shape, dtype=fmt.layout)
-        values.reshape(-1).view(np.uint8)[:] = shard.view(start, part.nbytes)
-        shard.drop_pages(start, part.nbytes)
-        return values
+        return shard.read_stored(entry.start, entry.shape, fmt, rows)
 
     def _readable_format(self, name: str) -> str:
         shard, entry = self._entry(name)
