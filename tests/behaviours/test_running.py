@@ -10,15 +10,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from bessemer.runtime.generate import Generation
 from bessemer.runtime.model import Model
 from bessemer.runtime.session import Session
 from tests.behaviours.models import bessemer, build, save_folder, scripted, text_model
 from tests.e2e.compiled import F32_ERROR, error, load, reference, tiny_pair, token_ids
+from tests.processes import wait_for_library
 
 LONG = 8192  # tokens of a prompt that takes many steps
 
@@ -88,23 +91,35 @@ def test_r02_disjoint_processes_stay_apart(model: Model) -> None:
         assert told(process) == {"threads": 4, "masks": [str(cpu)]}
 
 
-def interrupted(call: Callable[[], object], after: float) -> float:
-    """Run `call`, with SIGINT after so many seconds; returns how long it then went on."""
+# A signal can come too early or too late on a busy machine; then the case is tried again.
+ATTEMPTS = 20
+
+
+def interrupted(call: Callable[[], object], ready: Callable[[], object]) -> float | None:
+    """Run `call`, with SIGINT when `ready` returns, in another thread.
+
+    Returns how long the call then went on; None if it was over before the signal.
+    """
     sent: list[float] = []
+    over = False
 
     def send() -> None:
+        ready()
         sent.append(time.monotonic())
         os.kill(os.getpid(), signal.SIGINT)
 
-    timer = threading.Timer(after, send)
-    timer.start()
+    sender = threading.Thread(target=send)
     try:
-        with pytest.raises(KeyboardInterrupt):
-            call()
-        return time.monotonic() - sent[0]
-    finally:
-        timer.cancel()
-        timer.join()
+        sender.start()
+        call()
+        over = True
+        sender.join()
+        time.sleep(60)  # until the signal is handled
+        raise AssertionError("the signal never came")
+    except KeyboardInterrupt:
+        went_on = time.monotonic() - sent[0]
+    sender.join()
+    return None if over else went_on
 
 
 def test_r04_ctrl_c_during_prefill(model: Model) -> None:
@@ -112,13 +127,20 @@ def test_r04_ctrl_c_during_prefill(model: Model) -> None:
     ids = np.random.default_rng(0).integers(0, 250, LONG).tolist()
     session = model.session()
     session.prefill(ids[:5])
-    began = time.monotonic()
     want = session.prefill(ids[5:])
-    whole = time.monotonic() - began
-    session.rewind(5)
-    assert interrupted(lambda: session.prefill(ids[5:]), whole / 4) < whole / 2
-    assert session.tokens == ids[:5]
-    assert np.array_equal(session.prefill(ids[5:]), want)
+    for _ in range(ATTEMPTS):
+        session.rewind(5)
+        began = time.monotonic()
+        session.prefill(ids[5:])
+        whole = time.monotonic() - began
+        session.rewind(5)
+        went_on = interrupted(lambda: session.prefill(ids[5:]), partial(time.sleep, whole / 4))
+        if went_on is not None:
+            assert session.tokens == ids[:5]
+            assert np.array_equal(session.prefill(ids[5:]), want)
+            if went_on < whole / 2:
+                return
+    raise AssertionError(f"no signal of {ATTEMPTS} stopped the prefill before its end")
 
 
 def test_r04_ctrl_c_during_decode() -> None:
@@ -137,7 +159,7 @@ def test_r04_ctrl_c_during_decode() -> None:
             session.decode(ids[session.position])
             fed.append(ids[session.position - 1])
 
-    interrupted(decode, 0.3)
+    assert interrupted(decode, lambda: time.sleep(0.3)) is not None
     held = session.tokens
     assert held == ids[: len(held)]
     assert len(held) - len(fed) in (0, 1)
@@ -147,31 +169,44 @@ def test_r04_ctrl_c_during_decode() -> None:
     assert error(session.prefill(rest[1:]), want[-1]) < F32_ERROR
 
 
-def test_r04_ctrl_c_during_an_answer(model: Model) -> None:
-    """A stream ends with what it has, also inside the prompt, and the model answers again."""
-    for prompt, took in (("y", True), ("y" * LONG, False)):
-        began = time.monotonic()
-        model.generate(prompt, max_tokens=400 if took else 1)
-        whole = time.monotonic() - began
-        stream = model.stream(prompt, max_tokens=400)
-        shown: list[str] = []
+def interrupted_answer(stream: Generation, seconds: float | None) -> str:
+    """All that a stream shows with a Ctrl-C after so many seconds; None: after the first piece."""
+    shown: list[str] = []
+    begun = threading.Event()
 
-        def send(delay: float) -> None:
-            time.sleep(delay)
-            os.kill(os.getpid(), signal.SIGINT)
-
-        sender = threading.Thread(target=send, args=(whole / 4,))
-        sender.start()
+    def take() -> None:
         try:
-            shown.extend(stream)
+            for piece in stream:
+                shown.append(piece)
+                begun.set()
         except KeyboardInterrupt:  # between two steps
             stream.cancel()
             shown.extend(stream)
-        sender.join()
-        assert stream.result.finish_reason == "cancelled"
-        assert "".join(shown) == stream.result.text == "a" * len(stream.result.tokens)
-        assert bool(stream.result.tokens) == took
+            raise
+        if stream.result.finish_reason == "cancelled":  # inside a step
+            raise KeyboardInterrupt
+
+    interrupted(take, lambda: begun.wait(60) if seconds is None else time.sleep(seconds))
+    return "".join(shown)
+
+
+@pytest.mark.parametrize("where", ["prompt", "answer"])
+def test_r04_ctrl_c_during_an_answer(model: Model, where: str) -> None:
+    """A stream ends with what it has, also inside the prompt, and the model answers again."""
+    prompt = "y" * LONG if where == "prompt" else "y"
+    began = time.monotonic()
+    model.generate(prompt, max_tokens=1)
+    whole = time.monotonic() - began
+    for _ in range(ATTEMPTS):
+        stream = model.stream(prompt, max_tokens=400)
+        shown = interrupted_answer(stream, whole / 4 if where == "prompt" else None)
+        result = stream.result
+        assert shown == result.text == "a" * len(result.tokens)
+        assert result.finish_reason in ("cancelled", "length")
         assert model.generate("y", max_tokens=3) == "aaa"
+        if result.finish_reason == "cancelled" and bool(result.tokens) == (where == "answer"):
+            return
+    raise AssertionError(f"no signal of {ATTEMPTS} stopped the {where}")
 
 
 @linux
@@ -182,9 +217,7 @@ def test_r04_ctrl_c_on_the_command_line(model: Model, tmp_path: Path) -> None:
     command += ["-f", str(tmp_path / "prompt.txt"), "--max-tokens", "400"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     # The library is loaded; next it feeds the prompt.
-    maps = Path(f"/proc/{process.pid}/maps")
-    while process.poll() is None and "model.so" not in maps.read_text():
-        time.sleep(0.01)
+    wait_for_library(process)
     time.sleep(0.1)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)

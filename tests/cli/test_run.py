@@ -16,6 +16,7 @@ import pytest
 
 from bessemer.cli.interrupt import NO_ANSWER
 from bessemer.runtime.tokenizer import Tokenizer
+from tests.processes import wait_for_library
 from tests.runtime import toy
 from tests.runtime.toy_text import favouring, write_model
 
@@ -279,8 +280,9 @@ def test_ctrl_c_inside_a_long_step(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", bias)
     process = start("run", model, "-p", "x", "--raw", "--json")
     assert process.stdout is not None
+    wait_for_library(process)
+    time.sleep(1.0)
     began = time.monotonic()
-    time.sleep(2.0)
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=30)
     assert time.monotonic() - began < 15

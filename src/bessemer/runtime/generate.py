@@ -207,9 +207,7 @@ class Generation(Iterator[str]):
             self._logits = self._session.decode(self._tokens[-1])
         token = self._sampler.sample(self._logits, self._history)
         found = self._judged(self._logits, token)
-        self._tokens.append(token)
-        self._history.append(token)
-        reason = self._show(token)
+        reason = self._take(token)
         now = time.perf_counter()
         if self._first_token_s is None:
             self._first_token_s = now - self._began
@@ -230,13 +228,16 @@ class Generation(Iterator[str]):
             return None
         return token_logprobs(logits, token, self._top_logprobs, self._tokenizer)
 
-    def _show(self, token: int) -> FinishReason | None:
-        """Show the text that `token` completes; returns the reason when it is the last token."""
-        if token in self._eos_ids:
-            return "stop"
-        text, stopped = self._stops.push(self._streamer.push(token))
+    def _take(self, token: int) -> FinishReason | None:
+        """Note `token`, show the text that it completes; the reason when it is the last one."""
+        last, text = token in self._eos_ids, ""
+        if not last:
+            text, last = self._stops.push(self._streamer.push(token))
+        # One after the other, so that a Ctrl-C hardly ever finds a token without its text.
+        self._tokens.append(token)
+        self._history.append(token)
         self._emit(text)
-        if stopped:
+        if last:
             return "stop"
         enough = self._max_tokens is not None and len(self._tokens) >= self._max_tokens
         full = self._session.position >= self._session.capacity
