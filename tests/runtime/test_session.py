@@ -530,9 +530,15 @@ def test_r06_memory_stays_flat(tmp_path: Path) -> None:
 
 
 def test_c14_the_same_buffers(session: Session) -> None:
-    addresses = [m.aligned for m in session._memrefs.values()]
+    addresses = [m.allocated for m in session._memrefs]
     session.prefill(text(16))
     session.prefill(text(32))
     session.rewind(0)
     session.prefill(text(5))
-    assert [m.aligned for m in session._memrefs.values()] == addresses
+    assert [m.allocated for m in session._memrefs] == addresses
+    for memref in session._memrefs:
+        assert (
+            addresses.count(memref.allocated) == 1
+            or memref.allocated == session._numbers.ctypes.data
+        )
+        assert memref.allocated <= memref.aligned < memref.allocated + 8 * session.capacity

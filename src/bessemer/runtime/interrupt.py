@@ -12,7 +12,7 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from bessemer.errors import GenerationError
 from bessemer.runtime.library import Context
@@ -50,24 +50,26 @@ def _current_watcher() -> _Watcher:
     return _watcher
 
 
-def call_interruptibly(context: Context, call: Callable[[], None]) -> None:
-    """Run `call`, which works with `context`; SIGINT sets the context's cancel flag meanwhile.
+def call_interruptibly(
+    context: Context, function: Callable[..., None], arguments: Sequence[int]
+) -> None:
+    """Call `function`, which works with `context`; SIGINT sets the context's cancel flag meanwhile.
 
     Only in the main thread, where Python handles signals, and only if nobody else (an asyncio
     loop) has taken the wake-up descriptor; elsewhere a signal is noticed when the call is over.
     """
-    if threading.current_thread() is not threading.main_thread():
-        call()
+    if threading.get_ident() != threading.main_thread().ident:
+        function(*arguments)
         return
     watcher = _current_watcher()
     before = signal.set_wakeup_fd(watcher.pipe, warn_on_full_buffer=False)
     if before not in (-1, watcher.pipe):
         signal.set_wakeup_fd(before)
-        call()
+        function(*arguments)
         return
     watcher.target = context
     try:
-        call()
+        function(*arguments)
     finally:
         watcher.target = None
         # An interrupt right here leaves our pipe in place, which the next call takes back.

@@ -21,6 +21,7 @@ from bessemer.artifact.manifest import Manifest
 from bessemer.errors import ArtifactError
 from bessemer.runtime.cpu import host_features
 
+WORD_BYTES = 8  # of an id, a position or a row: all are int64
 STATUS_OK = 0
 STATUS_CANCELLED = 1
 
@@ -54,6 +55,14 @@ class Memref1(ctypes.Structure):
     def at(cls, address: int, size: int) -> Memref1:
         """`size` contiguous elements at `address`."""
         return cls(address, address, 0, (size,), (1,))
+
+    def show(self, start: int, size: int) -> None:
+        """Let compiled code see `size` words from element `start` of what the memref is made for.
+
+        The offset stays 0, since compiled code takes memrefs to begin at `aligned`.
+        """
+        self.aligned = self.allocated + WORD_BYTES * start
+        self.size[0] = size
 
 
 class Memref2(ctypes.Structure):

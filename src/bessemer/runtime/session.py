@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
+import math
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -40,7 +41,7 @@ class Session:
         self._layout = manifest.state
         self._rope = manifest.rope
         self._held = Held()
-        self._lock = threading.Lock()
+        self._alone = _Alone(self)
         self._cancelled = False
         self._tokens = np.zeros(self._layout.capacity, np.int64)
 
@@ -49,27 +50,27 @@ class Session:
         self._state[: header.nbytes] = header.view(np.uint8)
         self._scratch = allocate(manifest.scratch.nbytes(engine.threads))
         chunk = self._layout.chunk
-        self._ids = np.zeros(chunk, np.int64)
-        self._positions = np.zeros(chunk, np.int64)
         self._slots = np.zeros(chunk, np.int64)
-        self._rows = np.zeros(chunk, np.int64)
-        self._logits = np.zeros((1, manifest.vocab_size), np.float32)
-        # Made once: a decode step is short enough for what it does in Python to count.
-        self._one_row = Memref2.over(self._logits)
         self._numbers = np.arange(max(self._layout.capacity, chunk))
+        self._logits = np.zeros((1, manifest.vocab_size), np.float32)
 
+        # Made once, and a step only turns pointers: whatever Python touches between two decode
+        # steps has left the caches meanwhile, and costs several times of what it would alone.
+        self._one_row = Memref2.over(self._logits)
         self._context = Context(pool=engine.pool.handle, threads=engine.threads)
-        self._memrefs = {
-            "weights": _memref(engine.weights),
-            "ids": _memref(self._ids),
-            "positions": _memref(self._positions),
-            "slots": _memref(self._slots),
-            "output_rows": _memref(self._rows),
-            "state": _memref(self._state),
-            "scratch": _memref(self._scratch),
-        }
+        self._ids, self._positions = _memref(self._tokens), _memref(self._numbers)
+        self._one_slot_each, self._output_rows = _memref(self._slots), _memref(self._numbers)
+        self._memrefs = [
+            _memref(engine.weights),
+            self._ids,
+            self._positions,
+            self._one_slot_each,
+            self._output_rows,
+            _memref(self._state),
+            _memref(self._scratch),
+        ]
         self._arguments = [ctypes.addressof(self._context)]
-        self._arguments += [ctypes.addressof(m) for m in self._memrefs.values()]
+        self._arguments += [ctypes.addressof(m) for m in self._memrefs]
 
     # -- what is held --------------------------------------------------------------------------
 
@@ -104,7 +105,7 @@ class Session:
         fit, GenerationError when the model computes NaN, StepCancelled after `cancel()`.
         """
         new = self._checked(ids)
-        with self._alone():
+        with self._alone:
             self._check_room(len(new))
             out = np.empty((len(new) if all_logits else 1, self.vocab_size), np.float32)
             self._feed(new, out)
@@ -115,18 +116,17 @@ class Session:
 
         Errors as for `prefill`.
         """
-        if not isinstance(token, (int, np.integer)) and np.ndim(token) != 0:
-            raise UsageError(f"the token is {shown(token)}; decode takes one id, prefill several")
-        new = self._checked([token])
-        with self._alone():
+        if type(token) is not int or not 0 <= token < self.vocab_size:
+            token = self._checked_token(token)
+        with self._alone:
             self._check_room(1)
             held = self._held
             end = held.position + 1
             regime = self._regime(end)
             if usable(self._layout, held, held.position, regime) != held.position:
-                self._feed(new, self._logits)
+                self._feed(np.array([token]), self._logits)
             else:
-                self._tokens[held.position] = new[0]
+                self._tokens[held.position] = token
                 high_water = self._begin(held.position, end, regime)
                 self._step(self._engine.library.decode, held.position, end, self._logits)
                 self._held = Held(end, end, high_water, regime)
@@ -189,28 +189,26 @@ class Session:
         logits.
         """
         count, rows = end - start, len(out)
-        self._ids[:count] = self._tokens[start:end]
-        self._positions[:count] = self._numbers[start:end]
-        self._rows[:rows] = self._numbers[count - rows : count]
-        for name in ("ids", "positions", "slots"):
-            self._memrefs[name].size[0] = count
-        self._memrefs["output_rows"].size[0] = rows
+        self._ids.show(start, count)
+        self._positions.show(start, count)
+        self._one_slot_each.show(0, count)
+        self._output_rows.show(count - rows, rows)
         self._call(function, self._one_row if out is self._logits else Memref2.over(out))
-        if rows and np.isnan(np.max(out)):
+        if rows and math.isnan(out.max()):
             raise GenerationError(
                 f"the model computed NaN at position {end - 1}: its weights or its precision are "
                 "at fault; try --weights f32 --kv f32, and check the checkpoint"
             )
 
     def _call(self, function: ctypes._NamedFuncPointer, logits: Memref2) -> None:
-        arguments = [*self._arguments, ctypes.addressof(logits)]
+        arguments = (*self._arguments, ctypes.addressof(logits))
         context = self._context
         while True:
             # In this order: a cancel between the two lines is seen by the second one.
             context.cancel = 0
             if self._cancelled:
                 raise StepCancelled("the call was cancelled")
-            call_interruptibly(context, lambda: function(*arguments))
+            call_interruptibly(context, function, arguments)
             if context.status == STATUS_OK:
                 return
             # Cancelled by a signal, for which Python raises KeyboardInterrupt about here, or by
@@ -226,7 +224,7 @@ class Session:
         again from the history with the next call.
         """
         count = checked_whole("the number of tokens to keep", n)
-        with self._alone():
+        with self._alone:
             held = self._held
             if count > held.position:
                 raise UsageError(f"rewind to {count}: the session holds {held.position} tokens")
@@ -242,7 +240,7 @@ class Session:
         directions: float32 [layers, hidden].  attention, ffn: scales for the two kinds of sublayer.
         Raises UsageError when the model was compiled without steering, or they don't fit it.
         """
-        with self._alone():
+        with self._alone:
             given = self._steering_states()
             if directions is None:
                 values = [np.zeros_like(state) for state in given]
@@ -273,7 +271,7 @@ class Session:
 
     def fork(self) -> Session:
         """A copy that goes its own way from here; it costs memory for what is held."""
-        with self._alone():
+        with self._alone:
             other = Session(self._engine)
             held = self._held
             other._tokens[: held.position] = self._tokens[: held.position]
@@ -291,7 +289,7 @@ class Session:
         from bessemer.runtime.session_file import write_session
 
         file = checked_path("the file of a session", path)
-        with self._alone():
+        with self._alone:
             held = self._held
             parts = self._parts(held)
             write_session(file, self._engine.manifest, held, self._tokens, parts)
@@ -305,7 +303,7 @@ class Session:
         from bessemer.runtime.session_file import read_session
 
         file = checked_path("the file of a session", path)
-        with self._alone(), read_session(file, self._engine.manifest) as stored:
+        with self._alone, read_session(file, self._engine.manifest) as stored:
             parts = list(self._parts(stored.held))
             stored.expect(sum(part.size for part in parts))
             self._held = Held()
@@ -320,22 +318,15 @@ class Session:
 
     # -- checks --------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Hold the session for one call."""
-        if not self._lock.acquire(blocking=False):
-            raise UsageError(
-                "the session is in use by another call; give each thread a session of its own"
-            )
-        try:
-            self._cancelled = False
-            yield
-        finally:
-            self._lock.release()
-
     def _checked(self, ids: Sequence[int] | np.ndarray) -> npt.NDArray[np.int64]:
         """The ids as an array; UsageError unless all are ids of the model."""
         return checked_ids(ids, self.vocab_size)
+
+    def _checked_token(self, token: int) -> int:
+        """One id of the model, whatever kind of integer it is; UsageError for anything else."""
+        if not isinstance(token, (int, np.integer)) and np.ndim(token) != 0:
+            raise UsageError(f"the token is {shown(token)}; decode takes one id, prefill several")
+        return int(self._checked([token])[0])
 
     def _check_room(self, count: int) -> None:
         wanted = self._held.position + count
@@ -345,6 +336,24 @@ class Session:
                 f"holds {self.capacity}; shorten the text, rewind, or compile with a larger "
                 "--context"
             )
+
+
+class _Alone:
+    """Held for one call of a session; UsageError while another call holds it."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = weakref.proxy(session)
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise UsageError(
+                "the session is in use by another call; give each thread a session of its own"
+            )
+        self._session._cancelled = False
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
 
 
 def _memref(array: np.ndarray) -> Memref1:
