@@ -537,8 +537,5 @@ def test_c14_the_same_buffers(session: Session) -> None:
     session.prefill(text(5))
     assert [m.allocated for m in session._memrefs] == addresses
     for memref in session._memrefs:
-        assert (
-            addresses.count(memref.allocated) == 1
-            or memref.allocated == session._numbers.ctypes.data
-        )
+        # What compiled code sees of each lies inside.
         assert memref.allocated <= memref.aligned < memref.allocated + 8 * session.capacity
