@@ -143,3 +143,11 @@ def test_the_command_says_which_field(tmp_path: Path, capsys: pytest.CaptureFixt
         error = capsys.readouterr().err
         assert f"config.json can't be right: {what}" in error
         assert "Traceback" not in error
+
+
+def test_older_compression_ratios(tmp_path: Path) -> None:
+    """Published configs name layers by ratios; transformers looks each up in a table."""
+    config = stated("deepseek_v4", compress_ratios=[0, 4, 7])
+    config.pop("layer_types", None)
+    with pytest.raises(CheckpointError, match="compress_ratios has 7, which it doesn't know"):
+        outline(ConfigCheckpoint(tmp_path, config))

@@ -17,6 +17,7 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+from bessemer.arguments import shown
 from bessemer.errors import BessemerError, CheckpointError, UnsupportedError
 from bessemer.importer import experts  # noqa: F401  (registers the experts op)
 from bessemer.importer.attention import IMPLEMENTATION
@@ -55,10 +56,26 @@ def read_config(config: dict[str, Any]) -> PreTrainedConfig:
         return CONFIG_MAPPING[kind].from_dict(config)
     # Each architecture has checks of its own, and they raise what they like.
     except Exception as error:
+        words = f"{type(error).__name__}: {_one_line(error)}"
+        if isinstance(error, KeyError) and error.args:
+            words = _unknown_value(config, error.args[0])
         raise CheckpointError(
-            f"config.json: transformers refuses it for model_type {kind!r}: "
-            f"{type(error).__name__}: {_one_line(error)}"
+            f"config.json: transformers refuses it for model_type {kind!r}: {words}"
         ) from error
+
+
+def _unknown_value(config: dict[str, Any], value: object) -> str:
+    """What a KeyError says: a value was looked up in a table of those that are known."""
+
+    def has(field: object) -> bool:
+        return any(type(v) is type(value) and v == value for v in _listed(field))
+
+    fields = [name for name, field in config.items() if has(field)]
+    return f"{' or '.join(fields) or 'a field'} has {shown(value)}, which it doesn't know"
+
+
+def _listed(field: object) -> list[object]:
+    return field if isinstance(field, list) else [field]
 
 
 def from_config(config: PreTrainedConfig) -> PreTrainedModel:
