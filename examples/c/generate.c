@@ -50,6 +50,13 @@ static bsm_status answer(const int32_t *prompt, int64_t length, int64_t wanted, 
     return status;
 }
 
+/* Whether `word` is a whole number from 0 that a token id can be. */
+static int whole(const char *word, int64_t *number) {
+    char *end;
+    *number = strtoll(word, &end, 10);
+    return end != word && *end == 0 && *number >= 0 && *number <= INT32_MAX;
+}
+
 int main(int count, char **words) {
     bsm_error error = {0};
     bsm_options options = {.abi_hash = BSM_ABI_HASH};
@@ -61,13 +68,23 @@ int main(int count, char **words) {
     int64_t length = count - 3;
     int32_t *prompt = malloc((size_t)length * sizeof *prompt);
     if (prompt == NULL) return 1;
-    for (int64_t i = 0; i < length; i++) prompt[i] = (int32_t)strtol(words[3 + i], NULL, 10);
+    int64_t wanted = 0, id = 0;
+    int wrong = !whole(words[2], &wanted);
+    for (int64_t i = 0; i < length; i++) {
+        wrong |= !whole(words[3 + i], &id);
+        prompt[i] = (int32_t)id;
+    }
+    if (wrong) {
+        fprintf(stderr, "COUNT and IDs are whole numbers from 0\n");
+        free(prompt);
+        return 2;
+    }
 
     bsm_status status = bsm_open(words[1], &options, &model, &error);
     if (status == BSM_OK) status = bsm_session_create(model, &session, &error);
     if (status == BSM_OK) {
         signal(SIGINT, interrupted);
-        status = answer(prompt, length, strtoll(words[2], NULL, 10), &error);
+        status = answer(prompt, length, wanted, &error);
         signal(SIGINT, SIG_DFL);
     }
     if (status != BSM_OK)

@@ -378,6 +378,17 @@ def test_only_artifacts_are_overwritten(tmp_path: Path) -> None:
     open_artifact(write_fake(tmp_path / "empty"))
 
 
+def test_files_beside_an_artifact_are_not_lost(tmp_path: Path) -> None:
+    made = write_fake(tmp_path / "out", code=b"old")
+    write_fake(made, code=b"new")  # by itself it is replaced
+    (made / "notes").mkdir()
+    (made / "notes" / "mine.md").write_text("note")
+    with pytest.raises(ArtifactError, match=r"beside the compiled model's \(notes/mine.md\)"):
+        write_fake(made, code=b"newer")
+    assert (made / "notes" / "mine.md").read_text() == "note"
+    assert (made / "model.so").read_bytes() == b"new"
+
+
 def test_a_link_is_followed(tmp_path: Path) -> None:
     real = write_fake(tmp_path / "real", code=b"old")
     (tmp_path / "link").symlink_to(real)

@@ -70,6 +70,7 @@ def test_five_likeliest_by_default_and_none_by_wish(
         (["--dump-logprobs", "{tmp}/x", "--top-logprobs", "-1"], "--top-logprobs -1: it must"),
         (["--dump-logprobs", "{tmp}/no/such/folder"], "can't be written"),
         (["--diagnose", "everything"], "first-token"),
+        (["--diagnose", "first-token", "--steering", "{tmp}/no"], "no: it can't be read"),
     ],
 )
 def test_wrong_calls(

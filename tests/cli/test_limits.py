@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from bessemer.errors import UsageError
-from bessemer.runtime.engine import MOST_THREADS, Engine
+from bessemer.runtime.cpu import MOST_THREADS, default_threads
+from bessemer.runtime.engine import Engine
 
 from .conftest import Run
 
@@ -27,7 +29,7 @@ def test_a_full_disk_behind_stdout_is_an_error_without_a_traceback() -> None:
             timeout=60,
         )
     assert done.returncode == 1
-    assert "No space left on device" in done.stderr
+    assert "standard output can't be written: No space left on device" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -89,3 +91,25 @@ def test_a_prompt_without_end(
 def test_threads_out_of_range(threads: int) -> None:
     with pytest.raises(UsageError, match=f"threads is {threads}; it must be from 1 to"):
         Engine.load(None, threads=threads)  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGXFSZ"), reason="limits the size of files")
+def test_unbuffered_output_is_not_cut_silently(tmp_path: Path) -> None:
+    """Python drops what one write to an unbuffered stream leaves over."""
+    code = (
+        "import resource, signal, sys; from bessemer.cli.command_line import _prepare_streams\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)); _prepare_streams()\n"
+        "sys.stdout.write('a' * 5000); sys.stdout.flush()"
+    )
+    with open(tmp_path / "out", "w") as out:
+        command = [sys.executable, "-u", "-c", code]
+        done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode != 0
+    assert "File too large" in done.stderr
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "1.5", "two", str(MOST_THREADS + 1), "9" * 30])
+def test_threads_of_the_environment_have_the_same_limits(value: str) -> None:
+    with pytest.raises(UsageError, match=f"BESSEMER_THREADS is '{value}'.*from 1 to 1024"):
+        default_threads({"BESSEMER_THREADS": value})

@@ -112,6 +112,8 @@ def rates(**over: Any) -> dict[str, Any]:
         ({"compress_rates": {HEAVY: 8}}, f"compress_rates has none for {SPARSE}"),
         ({"sliding_window": 0}, "sliding_window is 0"),
         ({"o_groups": 0}, "o_groups is 0"),
+        ({"o_groups": 3}, "num_attention_heads is 4, no multiple of o_groups, 3"),
+        ({"n_routed_experts": 0}, "n_routed_experts is 0, and must be a whole number from 1"),
         ({"index_topk": 0}, "index_topk is 0"),
         ({"hc_eps": -1.0}, "hc_eps is -1.0"),
         ({"swiglu_limit": 0.0}, "swiglu_limit is 0.0"),
@@ -145,9 +147,19 @@ def test_the_command_says_which_field(tmp_path: Path, capsys: pytest.CaptureFixt
         assert "Traceback" not in error
 
 
+def test_values_that_no_table_has(tmp_path: Path) -> None:
+    """The field is named, also where the value lies deeper and fails later."""
+    for over, what in (
+        ({"rope_parameters": {"rope_type": "weird"}}, "rope_parameters has 'weird', which"),
+        ({"hidden_act": "zork"}, "hidden_act has 'zork', which is not known"),
+    ):
+        with pytest.raises(CheckpointError, match=what):
+            outline(ConfigCheckpoint(tmp_path, stated("llama", **over)))
+
+
 def test_older_compression_ratios(tmp_path: Path) -> None:
     """Published configs name layers by ratios; transformers looks each up in a table."""
     config = stated("deepseek_v4", compress_ratios=[0, 4, 7])
     config.pop("layer_types", None)
-    with pytest.raises(CheckpointError, match="compress_ratios has 7, which it doesn't know"):
+    with pytest.raises(CheckpointError, match="compress_ratios has 7, which is not known"):
         outline(ConfigCheckpoint(tmp_path, config))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import shutil
 import sys
@@ -17,7 +18,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from bessemer.artifact.manifest import is_artifact
+from bessemer.artifact.manifest import MANIFEST_FILE, is_artifact
 from bessemer.errors import ArtifactError
 
 try:
@@ -39,8 +40,8 @@ _RENAME_EXCHANGE = 2
 def check_destination(destination: Path) -> None:
     """Raise ArtifactError unless an artifact may be written at `destination`.
 
-    It may where there is nothing, an empty folder, or another artifact. Whatever else is there is
-    somebody's work and is not overwritten. That folders can be made there is tried.
+    It may where there is nothing, an empty folder, or another artifact alone. Whatever else is
+    there is somebody's work and is not overwritten. That folders can be made there is tried.
     """
     try:
         if not destination.exists() and not destination.is_symlink():
@@ -56,6 +57,11 @@ def check_destination(destination: Path) -> None:
                 f"{destination} is not empty and not a Bessemer artifact, so it is not "
                 "overwritten; choose another output folder, or remove it first"
             )
+        if others := _other_files(destination):
+            raise ArtifactError(
+                f"{destination} has files beside the compiled model's ({', '.join(others[:3])}), "
+                "which would be lost with it; move them, or choose another output folder"
+            )
         if destination.resolve() in (here := Path.cwd(), *here.parents):
             raise ArtifactError(
                 f"{destination} is the folder you are in, which can't be replaced as a whole; name "
@@ -64,6 +70,21 @@ def check_destination(destination: Path) -> None:
         _try_to_write(destination, destination.resolve().parent)
     except OSError as error:
         raise ArtifactError(f"{destination}: {error.strerror or error}") from None
+
+
+def _other_files(artifact: Path) -> list[str]:
+    """Files in an artifact's folder that it doesn't list; none where the list itself is damaged."""
+    try:
+        listed = {MANIFEST_FILE, *json.loads((artifact / MANIFEST_FILE).read_bytes())["files"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    return [name for name in tree(artifact) if name not in listed]
+
+
+def tree(folder: Path) -> list[str]:
+    """The files below `folder`, by relative path; locks are left out."""
+    found = (p for p in sorted(folder.rglob("*")) if p.is_file() and not p.name.startswith(".lock"))
+    return [p.relative_to(folder).as_posix() for p in found]
 
 
 def _try_to_write(destination: Path, parent: Path) -> None:

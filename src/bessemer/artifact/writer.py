@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from bessemer.artifact.files import file_hash
-from bessemer.artifact.folder import check_destination, whole_folder
+from bessemer.artifact.folder import check_destination, tree, whole_folder
 from bessemer.artifact.layout import ScratchLayout, StateLayout, StoredWeight
 from bessemer.artifact.manifest import (
     ENTRY_POINTS,
@@ -162,7 +162,7 @@ def _records(
     """Size and hash of every file that was written so far."""
     files = {
         path: FileRecord((folder / path).stat().st_size, file_hash(folder / path))
-        for path in _tree(folder)
+        for path in tree(folder)
         if path != WEIGHTS_FILE
     }
     digest = table_digest(weight_table(weights, hashes))
@@ -249,9 +249,3 @@ def _write_file(path: Path, content: FileContent) -> None:
         path.write_bytes(content.encode())
     else:
         path.write_bytes(content)
-
-
-def _tree(folder: Path) -> list[str]:
-    """The files below `folder`, by relative path; those of the writing itself left out."""
-    found = (p for p in sorted(folder.rglob("*")) if p.is_file() and not p.name.startswith(".lock"))
-    return [p.relative_to(folder).as_posix() for p in found]

@@ -76,7 +76,8 @@ def chat(
         if line is None:
             break
         chatting.handle(line)
-    return 0
+    # At a terminal an error was seen and answered; a script has nothing but the exit code.
+    return 1 if chatting.failed and not chatting.terminal else 0
 
 
 def say(message: str) -> None:
@@ -93,6 +94,7 @@ class Chat:
     results: list[GenerationResult] = field(default_factory=list)
     over: bool = False
     lines: int = 0
+    failed: bool = False
 
     def __post_init__(self) -> None:
         self.terminal = sys.stdin.isatty()
@@ -122,9 +124,9 @@ class Chat:
                 return None
             except UnicodeDecodeError as error:
                 where = "the line" if self.terminal else f"line {self.lines} of standard input"
-                say(f"bessemer: error: {where} is not UTF-8 text (byte {error.start})")
+                self.fail(f"{where} is not UTF-8 text (byte {error.start})")
             except UsageError as error:
-                say(f"bessemer: error: {error}")
+                self.fail(str(error))
             except KeyboardInterrupt:
                 if not self.terminal:
                     raise
@@ -143,7 +145,12 @@ class Chat:
             else:
                 self.ask(line)
         except BessemerError as error:
-            say(f"bessemer: error: {error}")
+            self.fail(str(error))
+
+    def fail(self, message: str) -> None:
+        """Tell an error; the conversation goes on."""
+        self.failed = True
+        say(f"bessemer: error: {message}")
 
     def ask(self, text: str) -> None:
         """Answer a question; Ctrl-C ends the answer and nothing else."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
 import sys
@@ -88,8 +89,8 @@ def answer(tokens: list[str]) -> int:
     except OSError as error:
         # A full disk behind a redirected output, a file that went away.
         _forget_stdout()
-        where = f"{error.filename}: " if error.filename else ""
-        fail(f"{where}{error.strerror or error}")
+        where = error.filename or "standard output can't be written"
+        fail(f"{where}: {error.strerror or error}")
         return EXIT_ERROR
 
 
@@ -109,6 +110,12 @@ def _prepare_streams() -> bool:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     if sys.stdout is None:
         return False
+    if isinstance(getattr(sys.stdout, "buffer", None), io.RawIOBase):
+        # Of an unbuffered stream (python -u, PYTHONUNBUFFERED) Python loses what one write leaves
+        # over: a full disk or pipe would cut the output silently.
+        sys.stdout = open(  # noqa: SIM115 - for good
+            sys.stdout.fileno(), "w", encoding=sys.stdout.encoding, closefd=False
+        )
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:

@@ -127,7 +127,7 @@ class SamplingArguments:
     ] = 512
     temperature: Annotated[float, Parameter(help="0 takes the most likely token.")] = 0.0
     top_k: Annotated[
-        int, Parameter(converter=whole, help="Sample among the k likeliest; 0: all.")
+        int, Parameter(converter=whole, help="Sample among the k likeliest; 0 or -1: all.")
     ] = 0
     top_p: Annotated[float, Parameter(help="Sample among the likeliest of this mass.")] = 1.0
     min_p: Annotated[

@@ -72,6 +72,8 @@ def run(
     if dumps.diagnose is not None:
         from bessemer.cli.diagnose import diagnose_first_token
 
+        if steering is not None and steering.is_given:
+            raise UsageError("--diagnose runs the network as it is; leave out --steering")
         stated = prompt is not None or file is not None
         asked = _request(prompt, file, system, raw) if stated else None
         return diagnose_first_token(model, asked, storage, threads, json=json)

@@ -24,7 +24,7 @@ from bessemer.errors import BessemerError, CheckpointError, UnsupportedError
 from bessemer.importer.architectures import check_config
 from bessemer.importer.checkpoint import Checkpoint, TensorInfo
 from bessemer.importer.checkpoint.files import read_json
-from bessemer.importer.skeleton import read_config
+from bessemer.importer.skeleton import read_config, why_refused
 from bessemer.models import DEFINED, check_definition
 
 # What a config says of the published weights' storage, and nothing of the model.
@@ -111,7 +111,7 @@ def bare_model(config: PreTrainedConfig) -> torch.nn.Module:
     except Exception as error:  # values that no check looks at fail in the model's own code
         raise CheckpointError(
             f"config.json: no {config.model_type} model can be made of it: "
-            f"{type(error).__name__}: {error}"
+            f"{why_refused(error, config.to_dict())}"
         ) from error
 
 

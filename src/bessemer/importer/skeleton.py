@@ -56,26 +56,29 @@ def read_config(config: dict[str, Any]) -> PreTrainedConfig:
         return CONFIG_MAPPING[kind].from_dict(config)
     # Each architecture has checks of its own, and they raise what they like.
     except Exception as error:
-        words = f"{type(error).__name__}: {_one_line(error)}"
-        if isinstance(error, KeyError) and error.args:
-            words = _unknown_value(config, error.args[0])
         raise CheckpointError(
-            f"config.json: transformers refuses it for model_type {kind!r}: {words}"
+            f"config.json: transformers refuses it for model_type {kind!r}: "
+            f"{why_refused(error, config)}"
         ) from error
 
 
-def _unknown_value(config: dict[str, Any], value: object) -> str:
-    """What a KeyError says: a value was looked up in a table of those that are known."""
+def why_refused(error: Exception, config: dict[str, Any]) -> str:
+    """What went wrong, in a line. A KeyError means that a value was looked up in a table of those
+    that are known: the fields that have it are named.
+    """
+    if not isinstance(error, KeyError) or not error.args:
+        return f"{type(error).__name__}: {_one_line(error)}"
+    value = error.args[0]
+    fields = [name for name, field in config.items() if _has(field, value)]
+    return f"{' or '.join(fields) or 'a field'} has {shown(value)}, which is not known"
 
-    def has(field: object) -> bool:
-        return any(type(v) is type(value) and v == value for v in _listed(field))
 
-    fields = [name for name, field in config.items() if has(field)]
-    return f"{' or '.join(fields) or 'a field'} has {shown(value)}, which it doesn't know"
-
-
-def _listed(field: object) -> list[object]:
-    return field if isinstance(field, list) else [field]
+def _has(field: object, value: object) -> bool:
+    if isinstance(field, dict):
+        return any(_has(part, value) for part in field.values())
+    if isinstance(field, list):
+        return any(_has(part, value) for part in field)
+    return type(field) is type(value) and field == value
 
 
 def from_config(config: PreTrainedConfig) -> PreTrainedModel:
@@ -91,7 +94,7 @@ def from_config(config: PreTrainedConfig) -> PreTrainedModel:
     except Exception as error:
         raise CheckpointError(
             f"config.json: no {config.model_type} model can be made of it: "
-            f"{type(error).__name__}: {_one_line(error)}"
+            f"{why_refused(error, config.to_dict())}"
         ) from error
     model.eval()
     replaced: dict[int, torch.Tensor] = {}
@@ -121,7 +124,7 @@ def from_definition(config: PreTrainedConfig, options: DefinitionOptions) -> tor
     except Exception as error:
         raise CheckpointError(
             f"config.json: no {config.model_type} model can be made of it: "
-            f"{type(error).__name__}: {_one_line(error)}"
+            f"{why_refused(error, config.to_dict())}"
         ) from error
     model.eval()
     replaced: dict[int, torch.nn.Parameter] = {}

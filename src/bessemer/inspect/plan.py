@@ -266,9 +266,19 @@ def memory_page(subject: Subject, bandwidth: float | None) -> Page:
     return Page(text, {**data, **plan_data(plan, bandwidth)})
 
 
-def _architecture(config: Mapping[str, Any]) -> str:
-    shown = [f"{config.get('num_hidden_layers')} layers", f"hidden {config.get('hidden_size')}"]
-    return ", ".join([str(config.get("model_type")), *shown])
+def _architecture(stated: dict[str, Any]) -> str:
+    """Of a config.json. What it doesn't state is transformers' default, and marked as such."""
+    from bessemer.importer.skeleton import read_config
+
+    config = read_config(stated)
+
+    def size(name: str) -> str:
+        names = (name, config.attribute_map.get(name, name))
+        default = "" if any(n in stated for n in names) else " (transformers' default)"
+        return f"{getattr(config, name, None)}{default}"
+
+    parts = (f"{size('num_hidden_layers')} layers", f"hidden {size('hidden_size')}")
+    return ", ".join([str(config.model_type), *parts])
 
 
 def size_sections(plan: Plan, bandwidth: float | None) -> str:

@@ -22,7 +22,14 @@ MOST_ITERATIONS = 1000
 # Published rates are 4 and 128. A layer keeps projected rows in f32 for one or two blocks.
 MOST_RATE = 1 << 16
 
-_SIZES = ("sliding_window", "o_groups", "o_lora_rank", "index_n_heads", "index_head_dim")
+_SIZES = (
+    "sliding_window",
+    "o_groups",
+    "o_lora_rank",
+    "index_n_heads",
+    "index_head_dim",
+    "n_routed_experts",
+)
 
 
 def check_sizes(config: Any) -> None:
@@ -37,6 +44,9 @@ def _wrong_sizes(values: Mapping[str, Any]) -> Iterator[str]:
     yield from whole(values, "hc_sinkhorn_iters", most=MOST_ITERATIONS)
     for key in (*_SIZES, "index_topk"):
         yield from whole(values, key)
+    heads, groups = values["num_attention_heads"], values["o_groups"]
+    if isinstance(heads, int) and isinstance(groups, int) and groups > 0 and heads % groups:
+        yield f"num_attention_heads is {heads}, no multiple of o_groups, {groups}"
     yield from number(values, "hc_eps", zero=True)
     for key in ("swiglu_limit", "routed_scaling_factor"):
         yield from number(values, key)

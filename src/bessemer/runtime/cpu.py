@@ -15,6 +15,9 @@ from pathlib import Path
 from bessemer.errors import UsageError
 
 THREADS_VARIABLE = "BESSEMER_THREADS"
+# More workers than any machine has cores; each takes a stack and a part of the scratch memory.
+# The C API has the same limit.
+MOST_THREADS = 1024
 
 _ARCHITECTURES = {"amd64": "x86_64", "arm64": "aarch64"}
 _CPUINFO_KEYS = ("flags", "features")
@@ -149,14 +152,18 @@ def default_threads(
     """How many threads to use: the cores of the affinity mask, within the cgroup's CPU quota.
 
     The quota is rounded down, but to 1 at least. The environment variable BESSEMER_THREADS
-    overrides it; a value that is no positive integer is a UsageError. `environ`, `root` (of /proc
-    and /sys) and `affinity` replace what is read from the system.
+    overrides it; a value that is no whole number from 1 to 1024 is a UsageError. `environ`, `root`
+    (of /proc and /sys) and `affinity` replace what is read from the system.
     """
     variables = os.environ if environ is None else environ
     wanted = variables.get(THREADS_VARIABLE, "").strip()
     if wanted:
-        if not (wanted.isascii() and wanted.isdigit()) or int(wanted) < 1:
-            raise UsageError(f"{THREADS_VARIABLE} is '{wanted}': it must be a positive integer")
+        whole = wanted.isascii() and wanted.isdigit() and len(wanted) < 20
+        if not whole or not 1 <= int(wanted) <= MOST_THREADS:
+            raise UsageError(
+                f"{THREADS_VARIABLE} is '{wanted}': it must be a whole number from 1 to "
+                f"{MOST_THREADS}"
+            )
         return int(wanted)
     cores = _affinity() if affinity is None else affinity
     quota = cpu_quota(root)

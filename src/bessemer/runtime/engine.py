@@ -12,12 +12,9 @@ from bessemer.arguments import shown
 from bessemer.artifact.manifest import Manifest
 from bessemer.artifact.reader import Artifact
 from bessemer.errors import ArgumentError
-from bessemer.runtime.cpu import default_threads
+from bessemer.runtime.cpu import MOST_THREADS, default_threads
 from bessemer.runtime.library import Library, Pool
 from bessemer.runtime.weights import load_weights
-
-# More workers than any machine has cores; each takes a stack and a part of the scratch memory.
-MOST_THREADS = 1024
 
 
 def check_threads(threads: int | None) -> None:

@@ -121,7 +121,7 @@ def test_shards_outside_the_folder_are_refused(tmp_path: Path, file: object) -> 
     ("name", "content", "message"),
     [
         ("config.json", b"{", "config.json: not valid JSON"),
-        ("config.json", b"[1]", "holds a JSON list"),
+        ("config.json", b"[1]", "holds \\[1\\], not an object"),
         ("config.json", LFS_POINTER, "config.json: this is a Git LFS pointer"),
         ("config.json", b"\xff\xfe", "not valid JSON"),
         ("config.json", b"[" * 100_000, "not valid JSON"),

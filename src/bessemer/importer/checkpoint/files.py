@@ -168,7 +168,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except (UnicodeDecodeError, ValueError, RecursionError) as error:
         raise damaged(path, f"not valid JSON ({error})") from error
     if not isinstance(value, dict):
-        raise damaged(path, f"holds a JSON {type(value).__name__}, not an object")
+        raise damaged(path, f"holds {json.dumps(value)[:40]}, not an object {{...}}")
     return value
 
 

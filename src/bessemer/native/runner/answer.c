@@ -111,7 +111,8 @@ static void finish(run *r) {
 static bsm_status generate(run *r, const bsm_ids *prompt, bsm_error *error) {
     double began = seconds_now(), step = began;
     bsm_status status = bsm_prefill(r->session, prompt->data, prompt->count, error);
-    r->prefill_seconds = seconds_now() - began;
+    /* Of a prompt that went in by half no speed is known. */
+    if (status == BSM_OK) r->prefill_seconds = seconds_now() - began;
     if (status == BSM_OK && r->options->max_tokens == 0) r->reason = "length";
     while (status == BSM_OK && r->reason == NULL) {
         int32_t id;
