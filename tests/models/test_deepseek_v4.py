@@ -258,7 +258,6 @@ def test_steering(name: str) -> None:
     [
         ({"scoring_func": "softmax"}, False, "scoring_func 'softmax'"),
         ({"attention_bias": True}, False, "biases"),
-        ({"o_groups": 3}, False, "4 heads in 3 groups"),
         ({"hidden_act": "gelu"}, False, "hidden_act"),
         ({}, True, "blocks of 64"),
         ({"head_dim": 72, "partial_rotary_factor": 1 / 9}, True, "index heads of 16"),

@@ -370,9 +370,6 @@ def check(config: Any, options: DefinitionOptions) -> None:
         f"hidden_act {config.hidden_act!r}": config.hidden_act != "silu",
         "biases of attention or MLP": config.attention_bias or config.mlp_bias,
         f"{config.num_key_value_heads} KV heads": config.num_key_value_heads != 1,
-        f"{config.num_attention_heads} heads in {config.o_groups} groups": (
-            config.num_attention_heads % config.o_groups != 0
-        ),
         f"{config.n_shared_experts} shared experts": config.n_shared_experts != 1,
     }
     found = [what for what, refused in refusals.items() if refused]
