@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import math
 import threading
-import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -41,7 +40,7 @@ class Session:
         self._layout = manifest.state
         self._rope = manifest.rope
         self._held = Held()
-        self._alone = _Alone(self)
+        self._lock = threading.Lock()
         self._cancelled = False
         self._tokens = np.zeros(self._layout.capacity, np.int64)
 
@@ -105,7 +104,7 @@ class Session:
         fit, GenerationError when the model computes NaN, StepCancelled after `cancel()`.
         """
         new = self._checked(ids)
-        with self._alone:
+        with self._alone():
             self._check_room(len(new))
             out = np.empty((len(new) if all_logits else 1, self.vocab_size), np.float32)
             self._feed(new, out)
@@ -118,7 +117,7 @@ class Session:
         """
         if type(token) is not int or not 0 <= token < self.vocab_size:
             token = self._checked_token(token)
-        with self._alone:
+        with self._alone():
             self._check_room(1)
             held = self._held
             end = held.position + 1
@@ -170,6 +169,7 @@ class Session:
         water. Whatever interrupts them, the session knows what its memory is still good for.
         """
         held = self._held
+        self._cancelled = False
         if start == 0:
             for buffer in mutated_states(self._layout, self._state):
                 buffer.fill(0)
@@ -224,7 +224,7 @@ class Session:
         again from the history with the next call.
         """
         count = checked_whole("the number of tokens to keep", n)
-        with self._alone:
+        with self._alone():
             held = self._held
             if count > held.position:
                 raise UsageError(f"rewind to {count}: the session holds {held.position} tokens")
@@ -240,7 +240,7 @@ class Session:
         directions: float32 [layers, hidden].  attention, ffn: scales for the two kinds of sublayer.
         Raises UsageError when the model was compiled without steering, or they don't fit it.
         """
-        with self._alone:
+        with self._alone():
             given = self._steering_states()
             if directions is None:
                 values = [np.zeros_like(state) for state in given]
@@ -271,7 +271,7 @@ class Session:
 
     def fork(self) -> Session:
         """A copy that goes its own way from here; it costs memory for what is held."""
-        with self._alone:
+        with self._alone():
             other = Session(self._engine)
             held = self._held
             other._tokens[: held.position] = self._tokens[: held.position]
@@ -289,7 +289,7 @@ class Session:
         from bessemer.runtime.session_file import write_session
 
         file = checked_path("the file of a session", path)
-        with self._alone:
+        with self._alone():
             held = self._held
             parts = self._parts(held)
             write_session(file, self._engine.manifest, held, self._tokens, parts)
@@ -303,7 +303,7 @@ class Session:
         from bessemer.runtime.session_file import read_session
 
         file = checked_path("the file of a session", path)
-        with self._alone, read_session(file, self._engine.manifest) as stored:
+        with self._alone(), read_session(file, self._engine.manifest) as stored:
             parts = list(self._parts(stored.held))
             stored.expect(sum(part.size for part in parts))
             self._held = Held()
@@ -317,6 +317,18 @@ class Session:
         return filled(self._layout, self._state, held.high_water if held.valid else 0)
 
     # -- checks --------------------------------------------------------------------------------
+
+    def _alone(self) -> threading.Lock:
+        """The lock to hold for one call; UsageError while another call holds it.
+
+        A bare lock, since `with` takes it without a moment between at which a Ctrl-C could leave
+        it taken.
+        """
+        if self._lock.locked():
+            raise UsageError(
+                "the session is in use by another call; give each thread a session of its own"
+            )
+        return self._lock
 
     def _checked(self, ids: Sequence[int] | np.ndarray) -> npt.NDArray[np.int64]:
         """The ids as an array; UsageError unless all are ids of the model."""
@@ -336,24 +348,6 @@ class Session:
                 f"holds {self.capacity}; shorten the text, rewind, or compile with a larger "
                 "--context"
             )
-
-
-class _Alone:
-    """Held for one call of a session; UsageError while another call holds it."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = weakref.proxy(session)
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> None:
-        if not self._lock.acquire(blocking=False):
-            raise UsageError(
-                "the session is in use by another call; give each thread a session of its own"
-            )
-        self._session._cancelled = False
-
-    def __exit__(self, *error: object) -> None:
-        self._lock.release()
 
 
 def _memref(array: np.ndarray) -> Memref1:
