@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from bessemer.cli import command_line
 from bessemer.errors import UsageError
 from bessemer.runtime.cpu import MOST_THREADS, default_threads
 from bessemer.runtime.engine import Engine
@@ -113,3 +115,15 @@ def test_unbuffered_output_is_not_cut_silently(tmp_path: Path) -> None:
 def test_threads_of_the_environment_have_the_same_limits(value: str) -> None:
     with pytest.raises(UsageError, match=f"BESSEMER_THREADS is '{value}'.*from 1 to 1024"):
         default_threads({"BESSEMER_THREADS": value})
+
+
+def test_errors_of_the_system_that_are_no_output_s(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def app(*arguments: object, **options: object) -> int:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(command_line, "build_app", lambda verb: app)
+    monkeypatch.setattr(command_line, "_forget_stdout", lambda: None)  # it is the test's
+    assert command_line.answer(["env"]) == 1
+    assert capsys.readouterr().err == "bessemer: error: Cannot allocate memory\n"

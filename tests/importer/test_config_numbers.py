@@ -15,6 +15,7 @@ from bessemer.errors import CheckpointError
 from bessemer.importer import import_model
 from bessemer.importer.architectures import check_config
 from bessemer.importer.outline import ConfigCheckpoint, outline
+from bessemer.importer.skeleton import why_refused
 from bessemer.models import DefinitionOptions, check_definition, define
 from tests.tiny_models import ARCHITECTURES, V4_KINDS, tiny_config
 
@@ -155,6 +156,11 @@ def test_values_that_no_table_has(tmp_path: Path) -> None:
     ):
         with pytest.raises(CheckpointError, match=what):
             outline(ConfigCheckpoint(tmp_path, stated("llama", **over)))
+
+
+def test_an_entry_that_is_missing_is_no_unknown_value() -> None:
+    assert why_refused(KeyError("factor"), {"rope_type": "yarn"}) == "KeyError: 'factor'"
+    assert why_refused(KeyError(), {}).startswith("KeyError")
 
 
 def test_older_compression_ratios(tmp_path: Path) -> None:

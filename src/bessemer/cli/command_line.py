@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import logging
 import os
@@ -18,6 +19,9 @@ from bessemer.installation import what_to_install
 EXIT_ERROR = 1
 EXIT_USAGE = 2
 EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE
+# What writing to a file that was opened before fails with; other errors without a file's name are
+# of something else (no memory, no threads).
+_OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 # Columns below which no page can be laid out, and rich fails on none.
 FEWEST_COLUMNS = 20
@@ -89,8 +93,10 @@ def answer(tokens: list[str]) -> int:
     except OSError as error:
         # A full disk behind a redirected output, a file that went away.
         _forget_stdout()
-        where = error.filename or "standard output can't be written"
-        fail(f"{where}: {error.strerror or error}")
+        where = error.filename
+        if where is None and error.errno in _OUTPUT_ERRORS:
+            where = "standard output can't be written"
+        fail(f"{f'{where}: ' if where else ''}{error.strerror or error}")
         return EXIT_ERROR
 
 

@@ -63,14 +63,14 @@ def read_config(config: dict[str, Any]) -> PreTrainedConfig:
 
 
 def why_refused(error: Exception, config: dict[str, Any]) -> str:
-    """What went wrong, in a line. A KeyError means that a value was looked up in a table of those
-    that are known: the fields that have it are named.
+    """What went wrong, in a line. A KeyError for a value of the config means that it was looked up
+    in a table of those that are known: the fields that have it are named.
     """
-    if not isinstance(error, KeyError) or not error.args:
+    value = error.args[0] if isinstance(error, KeyError) and error.args else None
+    fields = [name for name, field in config.items() if value is not None and _has(field, value)]
+    if not fields:
         return f"{type(error).__name__}: {_one_line(error)}"
-    value = error.args[0]
-    fields = [name for name, field in config.items() if _has(field, value)]
-    return f"{' or '.join(fields) or 'a field'} has {shown(value)}, which is not known"
+    return f"{' or '.join(fields)} has {shown(value)}, which is not known"
 
 
 def _has(field: object, value: object) -> bool:

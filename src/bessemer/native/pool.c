@@ -6,9 +6,9 @@
  * does not take part reads nothing but `signal`. So a late or spurious wake-up is harmless.
  *
  * How anyone waits. Spin for a bounded time, offering the processor to others now and then, then
- * sleep on a condition variable. A sleeper counts itself into `sleepers` before it looks at the awaited value
- * a last time; whoever changes the value looks at `sleepers` after. Both are sequentially
- * consistent, so one of them sees the other and no wake-up is lost.
+ * sleep on a condition variable. A sleeper counts itself into `sleepers` before it looks at the
+ * awaited value a last time; whoever changes the value looks at `sleepers` after. Both are
+ * sequentially consistent, so one of them sees the other and no wake-up is lost.
  */
 #define _GNU_SOURCE
 #include "bessemer.h"

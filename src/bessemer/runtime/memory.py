@@ -15,11 +15,8 @@ def allocate(nbytes: int, *, huge: bool = False) -> npt.NDArray[np.uint8]:
     Pages become real when they are first touched, so that a long context costs what it holds.
     huge: ask for huge pages, for memory that is read in full.
     """
-    if hasattr(mmap, "MAP_PRIVATE"):
-        # Python's own choice is shared memory, which Linux gives huge pages only if told to.
-        pages = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    else:  # Windows
-        pages = mmap.mmap(-1, max(nbytes, 1))
+    # Python's own choice is shared memory, which Linux gives huge pages only if told to.
+    pages = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if huge and hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without them
             pages.madvise(mmap.MADV_HUGEPAGE)

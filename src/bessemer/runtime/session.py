@@ -169,7 +169,7 @@ class Session:
         water. Whatever interrupts them, the session knows what its memory is still good for.
         """
         held = self._held
-        self._cancelled = False
+        self._cancelled = False  # a cancel before now was for nothing that runs
         if start == 0:
             for buffer in mutated_states(self._layout, self._state):
                 buffer.fill(0)

@@ -70,7 +70,8 @@ size_t bsm_utf8_valid(const char *text, size_t size);
 /* Whether a text (valid UTF-8) is white space alone. */
 int bsm_text_is_blank(const char *text, size_t size);
 /* Append the prompt for one question, as the model's chat template writes it, up to the answer.
- * system: NULL for none; an empty one is not the same to all templates. Fails with BSM_ERROR_ARGUMENT where there is no such form, _MEMORY. */
+ * system: NULL for none; an empty one is not the same to all templates. Fails with
+ * BSM_ERROR_ARGUMENT where there is no such form, _MEMORY. */
 bsm_status bsm_tokenizer_chat(const bsm_tokenizer *tokenizer, const char *system,
                               size_t system_size, const char *user, size_t user_size,
                               bsm_buffer *prompt, bsm_error *error);
