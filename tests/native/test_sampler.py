@@ -152,6 +152,22 @@ def test_draws(case: int) -> None:
         history.append(expected)
 
 
+@pytest.mark.parametrize("temperature", [0.7, 3.0, 1e300])
+@pytest.mark.parametrize("top_p", [0.0, 0.2, 0.6])
+def test_scores_that_become_one_probability(temperature: float, top_p: float) -> None:
+    """Both go by the scores, and so keep the same ids where many probabilities are equal."""
+    for case in range(20):
+        rng = np.random.default_rng(case)
+        logits = (rng.integers(0, 3, (2, 7, 400)[case % 3]) * 3.86e-16).astype(np.float32)
+        options = {"temperature": temperature, "top_p": top_p, "top_k": 5 * (case % 2)}
+        python = Sampler(SamplingOptions(**options, seed=case), logits.size)
+        native = NativeSampler(logits.size, seed=case, **options)
+        expected = [python.sample(logits) for _ in range(10)]
+        assert [native.pick(logits, []) for _ in range(10)] == expected
+        if top_p == 0.0:
+            assert set(expected) == {int(logits.argmax())}
+
+
 def test_numbers_that_broke_down() -> None:
     native, python = NativeSampler(3), Sampler(SamplingOptions(), 3)
     cases = {"NaN": [0, np.nan, 1], "infinity": [0, np.inf, 1], "no token": [-np.inf] * 3}

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -175,7 +175,7 @@ def plain_top_p(logits: np.ndarray, p: float) -> list[int]:
     probs /= probs.sum()
     kept: list[int] = []
     mass = 0.0
-    for index in sorted(range(probs.size), key=lambda i: (-probs[i], i)):
+    for index in sorted(range(probs.size), key=lambda i: (-logits[i], i)):
         if kept and mass + 1e-12 >= p:
             break
         kept.append(index)
@@ -186,6 +186,22 @@ def plain_top_p(logits: np.ndarray, p: float) -> list[int]:
 @given(finite_rows, st.floats(0, 0.999))
 def test_top_p_follows_its_rule(logits: np.ndarray, top_p: float) -> None:
     assert ids_of(logits, temperature=1.0, top_p=top_p) == plain_top_p(logits, top_p)
+
+
+def test_scores_tell_what_is_likely_where_probabilities_are_equal() -> None:
+    close = row(0, 3.86e-16, 0)
+    _, probs = sampler(3, temperature=3.0).distribution(close)
+    assert len(set(probs)) == 1
+    assert ids_of(close, temperature=3.0, top_p=0.0) == [1]
+    assert ids_of(close, temperature=3.0, top_p=0.5) == [0, 1]
+    assert ids_of(close, temperature=3.0, top_k=2, top_p=0.3) == [1]
+    assert ids_of(close, temperature=3.0, top_k=1) == [1]
+    assert ids_of(close, temperature=3.0, min_p=1.0) == [0, 1, 2]
+    # Also where a great temperature makes one score of them, in a head smaller than the row.
+    many = np.zeros(1000, np.float32)
+    many[900] = 1e-30
+    assert ids_of(many, temperature=1e300, top_p=0.0) == [900]
+    assert ids_of(many, temperature=1e300, top_p=0.25) == [*range(249), 900]
 
 
 def test_min_p() -> None:
@@ -216,6 +232,8 @@ def test_top_p_sees_what_top_k_left() -> None:
     st.floats(0, 1),
     st.floats(0, 1),
 )
+# After the temperature exp still tells them apart; divided by their sum all become a third.
+@example(row(0, 3.86e-16, 0), 3.0, 0, 0.0, 0.0)
 def test_the_best_token_always_stays(
     logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> None:

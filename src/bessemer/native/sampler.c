@@ -32,7 +32,7 @@ struct bsm_sampler {
     int64_t limit;
     bsm_random random;
     int64_t room;      /* elements of the arrays below */
-    double *scores;    /* by id, then by rank */
+    double *scores;    /* by id, then by place in ids */
     double *probs;     /* by place in ids */
     double *work;      /* of select */
     int32_t *ids;      /* what may still be drawn, ascending */
@@ -266,18 +266,19 @@ static int by_place(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* The places, ascending, of the shortest most likely run whose mass reaches p. */
+/* The places, ascending, of the shortest run of best scores whose mass reaches p. Different scores
+ * may round to one probability: the scores tell which is more likely. */
 static int64_t nucleus(bsm_sampler *s, int64_t n, double p) {
     int64_t size = n < TOP_P_HEAD ? n : TOP_P_HEAD;
     for (;; size = size > n / TOP_P_GROWTH ? n : size * TOP_P_GROWTH) {
-        int64_t count = largest(s, s->probs, n, size);
+        int64_t count = largest(s, s->scores, n, size);
         for (int64_t i = 0; i < count; i++)
-            s->order[i] = (ranked){s->probs[s->places[i]], s->places[i]};
+            s->order[i] = (ranked){s->scores[s->places[i]], s->places[i]};
         qsort(s->order, (size_t)count, sizeof *s->order, by_value);
         double mass = 0;
         int64_t keep = 0;
         while (keep < count) {
-            mass += s->order[keep++].value;
+            mass += s->probs[s->order[keep++].position];
             if (mass + MASS_SLACK >= p) break;
         }
         /* Rounding may leave the whole sum just below p; then everything stays. */
@@ -340,15 +341,17 @@ static int64_t keep_at_least(bsm_sampler *s, int64_t n, double least) {
     return keep_places(s, count);
 }
 
-/* Fill ids and probs from scores [n]; returns how many. best: where the largest score is. */
+/* Fill ids and probs from scores [n], which move to their places; returns how many. best: where the
+ * largest score is. */
 static int64_t distribution(bsm_sampler *s, int64_t n, int64_t best) {
     const bsm_sampling *o = &s->options;
     double peak = s->scores[best];
     int64_t count = largest(s, s->scores, n, o->top_k > 0 ? o->top_k : n);
     for (int64_t i = 0; i < count; i++) {
         s->ids[i] = (int32_t)s->places[i];
+        s->scores[i] = s->scores[s->places[i]]; /* places ascend: none is overwritten unread */
         /* The maximum goes first, so that a tiny temperature gives -inf and never inf - inf. */
-        s->probs[i] = exp((s->scores[s->places[i]] - peak) / o->temperature);
+        s->probs[i] = exp((s->scores[i] - peak) / o->temperature);
     }
     scale_to_one(s->probs, count);
     if (o->top_p < 1) count = keep_places(s, nucleus(s, count, o->top_p));

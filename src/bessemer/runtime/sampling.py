@@ -14,9 +14,11 @@ The steps, in the order in which transformers' `generate` runs them:
    (Nguyen et al. 2024, https://arxiv.org/abs/2407.01082);
 8. one uniform number picks an id from the rest.
 
-Ties are always settled for the lower id: greedy takes the lowest id of the largest logit, and where
-equal logits stand on both sides of the cut of top-k or top-p, the lower ids stay. (min-p has no cut
-inside a tie: it keeps all of them or none.) At least one id, the most likely one, always stays.
+What is more likely is told by the scores, the logits after step 3: different scores may round to
+one probability, and the better one must not be lost for that. Ties are always settled for the lower
+id: greedy takes the lowest id of the largest logit, and where equal logits stand on both sides of
+the cut of top-k or top-p, the lower ids stay. (min-p has no cut inside a tie: it keeps all of them
+or none.) At least one id, the most likely one, always stays.
 
 llama.cpp applies the temperature last instead. The difference shows only in top-p and min-p, which
 here see the probabilities after the temperature.
@@ -172,12 +174,12 @@ def _descending(values: NDArray[np.floating]) -> Ids:
     return np.argsort(-values, kind="stable")
 
 
-def _nucleus(probs: Float64, p: float) -> Ids:
-    """The positions, ascending, of the shortest most likely run whose mass reaches `p`."""
+def _nucleus(scores: Float64, probs: Float64, p: float) -> Ids:
+    """The positions, ascending, of the shortest run of best scores whose mass reaches `p`."""
     size = min(TOP_P_HEAD, probs.size)
     while True:
-        head = _largest(probs, size)
-        order = head[_descending(probs[head])]
+        head = _largest(scores, size)
+        order = head[_descending(scores[head])]
         mass = np.cumsum(probs[order]) + MASS_SLACK
         if mass[-1] >= p or size == probs.size:
             # Rounding may leave the whole sum just below p; then everything stays.
@@ -290,11 +292,12 @@ class Sampler:
         options = self.options
         _argmax(scores)
         ids: Ids = np.arange(scores.size)
-        if options.top_k > 0:
+        if 0 < options.top_k < scores.size:
             ids = _largest(scores, options.top_k)
-        probs = _softmax(scores[ids], options.temperature)
+            scores = scores[ids]
+        probs = _softmax(scores, options.temperature)
         if options.top_p < 1.0:
-            ids, probs = self._keep(ids, probs, _nucleus(probs, options.top_p))
+            ids, probs = self._keep(ids, probs, _nucleus(scores, probs, options.top_p))
         if options.min_p > 0.0:
             likely = np.flatnonzero(probs >= options.min_p * probs.max())
             ids, probs = self._keep(ids, probs, likely)
