@@ -15,7 +15,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from bessemer.artifact.layout import StoredWeight
 from bessemer.artifact.writer import weight_blocks
 from bessemer.artifact_parts import stored_reader
 from bessemer.compile_options import CompileOptions, context_of
-from bessemer.compiler import Progress, import_source
+from bessemer.compiler import Progress, check_room, import_source, opened
 from bessemer.errors import ArtifactError, UsageError
 
 if TYPE_CHECKING:
@@ -56,6 +56,8 @@ def compile_to_buddy(
     precision = _precision(options)
     names = file_names(precision)
     _check_folder(output, names)
+    source = opened(source)
+    check_room(source, replace(options, weights=precision), output)
     imported = import_source(source, options)
     prefill, decode = _graphs(imported, options)
     progress("codegen", 0, 1)

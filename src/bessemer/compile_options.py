@@ -13,6 +13,7 @@ from bessemer.weight_formats import (
     DEFAULT_FORMAT,
     WEIGHT_FORMATS,
     DefaultFormat,
+    Tensors,
     canonical_format,
 )
 
@@ -102,13 +103,18 @@ def _one_of(option: str, value: str | None, allowed: tuple[str | None, ...]) -> 
         raise UsageError(f"{option} {value}: choose one of {known}")
 
 
+def default_format(options: CompileOptions, checkpoint: Tensors) -> DefaultFormat:
+    """The format of a checkpoint's weights when the options ask for none."""
+    if options.schedule == "generic":  # plain lowerings read no blocks
+        return DefaultFormat(DEFAULT_FORMAT)
+    return DefaultFormat.of(checkpoint)
+
+
 def with_weights(options: CompileOptions, checkpoint: WeightReader) -> CompileOptions:
     """The options with a format of weights, chosen by the checkpoint where none is asked for."""
     if options.weights is not None:
         return options
-    if options.schedule == "generic":  # plain lowerings read no blocks
-        return replace(options, weights=DEFAULT_FORMAT)
-    default = DefaultFormat.of(checkpoint)
+    default = default_format(options, checkpoint)
     if default.quantised:
         log.info(
             "the checkpoint is quantised (%s): its weights are stored as %s, unless --weights says "

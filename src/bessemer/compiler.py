@@ -23,7 +23,13 @@ from bessemer.artifact_parts import (
     tokenizer_writer,
     versions,
 )
-from bessemer.compile_options import CompileOptions, codegen_options, context_of, with_weights
+from bessemer.compile_options import (
+    CompileOptions,
+    codegen_options,
+    context_of,
+    default_format,
+    with_weights,
+)
 from bessemer.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
@@ -75,6 +81,8 @@ def compile_model(
     require_tools(target)
     if options.runner:
         source = _checked_for_runner(source, target, options.static)
+    source = opened(source)
+    check_room(source, options, output)
     compilation = generate_model(source, options, progress=progress)
     _check_decisions(compilation)
     build_objects(compilation, progress=progress)
@@ -107,12 +115,32 @@ def _checked_for_runner(source: Any, target: Target, static: bool) -> Any:
     from bessemer.standalone import check_source, runner_target
 
     runner_target(target, static)
-    if isinstance(source, (str, Path)):
-        from bessemer.importer.checkpoint import open_checkpoint
-
-        source = open_checkpoint(source)
+    source = opened(source)
     check_source(source)
     return source
+
+
+def opened(source: Any) -> Any:
+    """A checkpoint for what names one; else the source as it is."""
+    if not isinstance(source, (str, Path)):
+        return source
+    from bessemer.importer.checkpoint import open_checkpoint
+
+    return open_checkpoint(source)
+
+
+def check_room(source: Any, options: CompileOptions, output: Path) -> None:
+    """Raises ArtifactError where the weights alone are more than the disk can hold, before the
+    model is read. The exact check comes when all sizes are known (`artifact.writer`).
+    """
+    from bessemer.artifact.space import check_space, least_weight_bytes
+    from bessemer.importer.checkpoint import Checkpoint
+
+    if isinstance(source, Checkpoint):
+        weights = options.weights or default_format(options, source).name
+        smaller = weights != "q8_0" and options.layout == "artifact"
+        advice = ", or store the weights smaller (--weights q8_0)" if smaller else ""
+        check_space(output, least_weight_bytes(source, source.config, weights), advice)
 
 
 def generate_model(
@@ -166,10 +194,7 @@ def generate_for(
 
 def import_source(source: Any, options: CompileOptions) -> Imported:
     """What can be said against the options without torch and a capture is said before."""
-    if isinstance(source, (str, Path)):
-        from bessemer.importer.checkpoint import open_checkpoint
-
-        source = open_checkpoint(source)
+    source = opened(source)
     if options.context is not None and isinstance(getattr(source, "config", None), Mapping):
         from bessemer.importer.architectures import check_stated_context
 

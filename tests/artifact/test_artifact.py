@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,10 +19,12 @@ from bessemer.artifact import folder as folders
 from bessemer.artifact.layout import KVLayer, StateLayout
 from bessemer.artifact.manifest import Manifest, RopeSwitch
 from bessemer.artifact.reader import open_artifact, read_manifest, verify_files
+from bessemer.artifact.weight_file import data_end
+from bessemer.artifact.writer import OTHER_BYTES
 from bessemer.errors import ArtifactError, CompileError
 from bessemer.quantize.floats import f16_to_f32, f32_to_bf16, f32_to_f16
 
-from .fakes import FakeGenerated, lay_out, native_target, tensors, write_fake
+from .fakes import WEIGHTS, FakeGenerated, lay_out, native_target, tensors, write_fake
 
 NAMES = ["модель é b", 'it\'s "quoted"', "-dash", "back\\slash", "new\nline"]
 
@@ -287,15 +291,21 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_too_little_room_is_said_before_any_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from collections import namedtuple
+def test_a_disk_with_too_little_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before weights are read; with room for them and what comes behind, nothing is refused."""
+    needed = data_end(WEIGHTS) + OTHER_BYTES
 
-    usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr("shutil.disk_usage", lambda path: usage(9, 9, 1_000_000))
-    with pytest.raises(ArtifactError, match=r"needs 0.07 GB and .* has 0.00 GB free"):
-        write_fake(tmp_path / "out")
+    def read(name: str) -> None:
+        raise AssertionError(name)
+
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=needed - 10**6))
+    where = re.escape(str(tmp_path))
+    words = rf"out needs 16.8 MB and {where} has 15.8 MB free: .* for 1.0 MB .*-o"
+    with pytest.raises(ArtifactError, match=words):
+        write_fake(tmp_path / "out", read=read)
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=needed))
+    write_fake(tmp_path / "out")
 
 
 KILLED = """

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from bessemer.artifact.files import file_hash
-from bessemer.artifact.folder import check_destination, tree, whole_folder
+from bessemer.artifact.folder import tree, whole_folder
 from bessemer.artifact.layout import ScratchLayout, StateLayout, StoredWeight
 from bessemer.artifact.manifest import (
     ENTRY_POINTS,
@@ -26,14 +26,15 @@ from bessemer.artifact.manifest import (
     weight_table,
 )
 from bessemer.artifact.packing import ELEMENTS, PART_NUMBERS, pack, row_parts
+from bessemer.artifact.space import check_space
 from bessemer.artifact.weight_file import Blocks, data_end, write_weights
-from bessemer.errors import ArtifactError
 from bessemer.graph import Value, evaluate_rows, evaluate_value, splits
 
 C_INTERFACE = "_mlir_ciface_"
 
-# Room beyond the weights that a disk must have: libraries, tokenizer, emitted IR.
-OTHER_BYTES = 64 << 20
+# What is written after the check of the disk, beside the tensors: two libraries, of below 1 MB for
+# each level of processors, the runner with its tokenizer, manifest and table. Some MB in all.
+OTHER_BYTES = 16 << 20
 
 FileContent = Path | str | bytes
 
@@ -110,7 +111,6 @@ def write_artifact(
     Returns `destination`. Raises ArtifactError where it can't be written, CompileError when a
     number doesn't fit the weights' dtype.
     """
-    _check_space(destination, data_end(generated.weights) + OTHER_BYTES)
     blocks_of = weight_blocks(generated.expressions, read, read_stored)
     with whole_folder(destination, replace=replace) as folder:
         for path, content in (extra_files or {}).items():
@@ -119,6 +119,7 @@ def write_artifact(
             write_tokenizer(folder)
         if config and not (folder / "config.json").exists():
             _write_file(folder / "config.json", _json(config))
+        check_space(destination, data_end(generated.weights) + OTHER_BYTES)
         with (folder / WEIGHTS_FILE).open("wb") as stream:
             hashes = write_weights(stream, generated.weights, blocks_of, progress)
         write_code(folder, table_digest(weight_table(generated.weights, hashes)))
@@ -215,23 +216,6 @@ def _tensor_blocks(
         values = read(param, *given) if same is None or not stored else same
         del same
         yield from pack(values, weight, stored=stored, rows=rows)
-
-
-def _check_space(destination: Path, needed: int) -> None:
-    """Raise ArtifactError before any work when the disk can't hold the artifact."""
-    check_destination(destination)
-    parent = destination.absolute()
-    while not parent.exists() and parent != parent.parent:
-        parent = parent.parent
-    try:
-        free = shutil.disk_usage(parent).free
-    except OSError:
-        return
-    if free < needed:
-        raise ArtifactError(
-            f"{destination} needs {needed / 1e9:.2f} GB and {parent} has {free / 1e9:.2f} GB free; "
-            "make room, or choose another output folder (-o), or for the cache set XDG_CACHE_HOME"
-        )
 
 
 def _inside(folder: Path, path: str) -> Path:
