@@ -15,7 +15,7 @@ from bessemer.errors import CheckpointError
 from bessemer.importer import import_model
 from bessemer.importer.architectures import check_config
 from bessemer.importer.outline import ConfigCheckpoint, outline
-from bessemer.importer.skeleton import why_refused
+from bessemer.importer.refusals import why_refused
 from bessemer.models import DefinitionOptions, check_definition, define
 from tests.tiny_models import ARCHITECTURES, V4_KINDS, tiny_config
 
@@ -71,6 +71,9 @@ def test_what_is_left_out_or_null_has_a_default() -> None:
         ({**MOE, "n_group": 3}, "n_routed_experts is 8, no multiple of n_group, 3"),
         ({**MOE, "n_group": 4, "topk_group": 5}, "topk_group is 5, of 4 groups"),
         ({"text_config": {"hidden_size": 0}}, "hidden_size is 0"),
+        ({"text_config": 3}, "text_config is 3, and must be an object"),
+        ({"rope_scaling": "yarn"}, "rope_scaling is 'yarn', and must be an object"),
+        ({"model_type": ["llama"]}, r"model_type is \['llama'\], and must be a text"),
         ({"hidden_size": 0, "vocab_size": 0}, "vocab_size is 0.*; hidden_size is 0"),
     ],
     ids=str,
@@ -156,6 +159,35 @@ def test_values_that_no_table_has(tmp_path: Path) -> None:
     ):
         with pytest.raises(CheckpointError, match=what):
             outline(ConfigCheckpoint(tmp_path, stated("llama", **over)))
+
+
+@pytest.mark.parametrize(
+    ("over", "what"),
+    [
+        ({"mlp_bias": "yes"}, "mlp_bias is 'yes', and must be true or false"),
+        ({"hidden_act": 3}, "hidden_act is 3, and must be a text"),
+        ({"vocab_size": None}, "vocab_size is None, and must be a whole number"),
+        ({"attention_dropout": "x"}, "attention_dropout is 'x', and must be a number or null"),
+        ({"eos_token_id": "x"}, "eos_token_id is 'x', and must be a whole number, a list or null"),
+        ({"use_cache": "x" * 5000}, "use_cache is 'xxx.*xx..., and must be true or false"),
+        ({"hidden_size": 50}, r"ValueError: The hidden size \(50\) is not a multiple of"),
+        ({"layer_types": ["a", "b", "c"]}, r"The `layer_types` entries .* got \['a', 'b', 'c'\]"),
+        ({"attn_implementation": "x"}, 'Specified `attn_implementation="x"` is not .* ... '),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_types_that_transformers_refuses(over: dict[str, Any], what: str, tmp_path: Path) -> None:
+    """The file, the field and the value, in a line or two."""
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(stated("llama", **over)))
+    for read in (lambda c: outline(c), lambda c: import_model(c), lambda c: c.names()):
+        with pytest.raises(CheckpointError, match=what) as caught:
+            read(ConfigCheckpoint.of_file(tmp_path))
+        message = str(caught.value)
+        assert message.startswith(f"{file}: ")
+        assert len(message.removeprefix(str(file))) < 250
+        assert "\n" not in message
+        assert "Strict" not in message
 
 
 def test_an_entry_that_is_missing_is_no_unknown_value() -> None:

@@ -24,6 +24,7 @@ from bessemer.importer.checkpoint import Checkpoint, open_checkpoint
 from bessemer.importer.convert import Converted, convert
 from bessemer.importer.fx_nodes import type_of
 from bessemer.importer.masks import note_windows
+from bessemer.importer.refusals import in_file
 from bessemer.importer.rows import check_rows
 from bessemer.importer.skeleton import (
     from_config,
@@ -108,18 +109,8 @@ def import_model(
     if isinstance(source, (str, Path)):
         source = open_checkpoint(source)
     if isinstance(source, Checkpoint):
-        check_config(source.config)
-        config = read_config(source.config)
-        rope.log_default_base(source.config, config.get_text_config())
-        if config.model_type in DEFINED:
-            return _import_defined(
-                config, source, source.config, source.generation_config, capture, options
-            )
-        _check_options(config.model_type, options)
-        model = from_config(config)
-        return _import_causal_lm(
-            model, source, source.config, source.generation_config, capture, options
-        )
+        with in_file(source.config_file):
+            return _import_checkpoint(source, capture, options)
     if isinstance(source, PreTrainedModel):
         stated = source.config.to_dict()
         check_config(stated)
@@ -144,6 +135,18 @@ def import_model(
         f"{shown(source)} is no model: give a path, a hub name, an alias, a transformers model, or "
         "a torch module that maps token ids and positions to logits"
     )
+
+
+def _import_checkpoint(source: Checkpoint, capture: str, options: DefinitionOptions) -> Imported:
+    stated, generation = source.config, source.generation_config
+    check_config(stated)
+    config = read_config(stated)
+    rope.log_default_base(stated, config.get_text_config())
+    if config.model_type in DEFINED:
+        return _import_defined(config, source, stated, generation, capture, options)
+    _check_options(config.model_type, options)
+    model = from_config(config)
+    return _import_causal_lm(model, source, stated, generation, capture, options)
 
 
 def _check_options(kind: str, options: DefinitionOptions) -> None:

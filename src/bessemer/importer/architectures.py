@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from bessemer.arguments import shown
 from bessemer.errors import UnsupportedError, UsageError
-from bessemer.importer.config_numbers import check_numbers
+from bessemer.importer.config_numbers import check_numbers, refuse
 
 _BOTH = "export and dynamo"
 
@@ -98,6 +99,7 @@ def check_config(config: dict[str, Any]) -> None:
     kind = config.get("model_type")
     if not kind:
         raise UnsupportedError("config.json has no model_type")
+    refuse([] if isinstance(kind, str) else [f"model_type is {shown(kind)}, and must be a text"])
     if kind in UNSUPPORTED:
         raise UnsupportedError(
             f"model_type {kind!r} can't be compiled: {UNSUPPORTED[kind]}. "

@@ -86,6 +86,9 @@ def _general(config: Mapping[str, Any]) -> Iterator[str]:
     for key in _COUNTS:
         yield from whole(config, key, least=0)
     yield from _reals(config)
+    for key in (*_ROPE, "text_config"):
+        if config.get(key) and not isinstance(config[key], Mapping):
+            yield f"{key} is {shown(config[key])}, and must be an object"
     for key in _ROPE:
         table = config.get(key)
         for part in [table, *table.values()] if isinstance(table, Mapping) else []:

@@ -24,7 +24,8 @@ from bessemer.errors import BessemerError, CheckpointError, UnsupportedError
 from bessemer.importer.architectures import check_config
 from bessemer.importer.checkpoint import Checkpoint, TensorInfo
 from bessemer.importer.checkpoint.files import read_json
-from bessemer.importer.skeleton import read_config, why_refused
+from bessemer.importer.refusals import in_file, why_refused
+from bessemer.importer.skeleton import read_config
 from bessemer.models import DEFINED, check_definition
 
 # What a config says of the published weights' storage, and nothing of the model.
@@ -53,8 +54,9 @@ class ConfigCheckpoint(Checkpoint):
 
     def _held(self) -> dict[str, TensorInfo]:
         if self._tensors is None:
-            check_config(self.config)
-            self._tensors = tensors_of(bare_model(read_config(self.config)))
+            with in_file(self.config_file):
+                check_config(self.config)
+                self._tensors = tensors_of(bare_model(read_config(self.config)))
         return self._tensors
 
     def names(self) -> list[str]:
@@ -148,9 +150,10 @@ class Outline:
 
 def outline(checkpoint: ConfigCheckpoint) -> Outline:
     """Raises UnsupportedError or CheckpointError for a config that can't be compiled."""
-    check_config(checkpoint.config)
-    config = read_config(checkpoint.config)
-    model = bare_model(config)
+    with in_file(checkpoint.config_file):
+        check_config(checkpoint.config)
+        config = read_config(checkpoint.config)
+        model = bare_model(config)
     tensors = tensors_of(model)
     parameters = sum(math.prod(t.shape) for t in tensors.values() if t.dtype == "f32")
     prefix, count = layers_of(model, config)

@@ -17,17 +17,13 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from bessemer.arguments import shown
 from bessemer.errors import BessemerError, CheckpointError, UnsupportedError
 from bessemer.importer import experts  # noqa: F401  (registers the experts op)
 from bessemer.importer.attention import IMPLEMENTATION
+from bessemer.importer.refusals import why_refused
 from bessemer.models import DefinitionOptions, define
 
 log = logging.getLogger(__name__)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 def stand_in(tensor: torch.Tensor) -> torch.Tensor:
@@ -60,25 +56,6 @@ def read_config(config: dict[str, Any]) -> PreTrainedConfig:
             f"config.json: transformers refuses it for model_type {kind!r}: "
             f"{why_refused(error, config)}"
         ) from error
-
-
-def why_refused(error: Exception, config: dict[str, Any]) -> str:
-    """What went wrong, in a line. A KeyError for a value of the config means that it was looked up
-    in a table of those that are known: the fields that have it are named.
-    """
-    value = error.args[0] if isinstance(error, KeyError) and error.args else None
-    fields = [name for name, field in config.items() if value is not None and _has(field, value)]
-    if not fields:
-        return f"{type(error).__name__}: {_one_line(error)}"
-    return f"{' or '.join(fields)} has {shown(value)}, which is not known"
-
-
-def _has(field: object, value: object) -> bool:
-    if isinstance(field, dict):
-        return any(_has(part, value) for part in field.values())
-    if isinstance(field, list):
-        return any(_has(part, value) for part in field)
-    return type(field) is type(value) and field == value
 
 
 def from_config(config: PreTrainedConfig) -> PreTrainedModel:

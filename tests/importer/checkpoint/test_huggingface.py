@@ -130,6 +130,7 @@ def test_shards_outside_the_folder_are_refused(tmp_path: Path, file: object) -> 
             b'{"quantization_config": {"quant_method": "gptq"}}',
             "quantised .gptq.",
         ),
+        ("config.json", b'{"quantization_config": 3}', "quantised .unknown method."),
         ("generation_config.json", b"null", "generation_config.json"),
         ("model.safetensors", LFS_POINTER, "model.safetensors: this is a Git LFS pointer"),
     ],

@@ -51,6 +51,11 @@ class Checkpoint(ABC):
     config: dict[str, Any]
     generation_config: dict[str, Any]
 
+    @property
+    def config_file(self) -> Path:
+        """The file that `config` was read from, for messages."""
+        return self.path / "config.json" if self.path.is_dir() else self.path
+
     @abstractmethod
     def names(self) -> list[str]:
         """All tensor names, sorted. A tied ``lm_head.weight`` that is not stored is not listed."""

@@ -48,7 +48,8 @@ class HuggingFaceCheckpoint(Checkpoint):
     def _refuse_quantised(self) -> None:
         quantisation = self.config.get("quantization_config")
         if quantisation:
-            method = quantisation.get("quant_method", "unknown method")
+            stated = quantisation if isinstance(quantisation, dict) else {}
+            method = stated.get("quant_method", "unknown method")
             raise damaged(
                 self.path / "config.json",
                 f"the model is quantised ({method}), which can't be read from a Hugging Face "
