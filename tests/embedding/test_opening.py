@@ -344,3 +344,46 @@ def test_no_memory(tmp_path: Path) -> None:
     assert all(
         f"{c_api.MEMORY} no memory for a session: its cache takes {need}" in x for x in lines
     )
+    assert all(x.endswith("compile the model with a smaller --context") for x in lines)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits data as Linux does")
+def test_no_memory_for_weights_of_its_own(tmp_path: Path) -> None:
+    """That mapped weights need less is said, and true: a file is no data of the process."""
+    numbers = 4 << 20
+    folder = write_c_toy(tmp_path / "toy", vocab=numbers, bias=np.zeros(numbers, np.float32))
+    script = (
+        "import os, re, resource, sys\n"
+        "from pathlib import Path\n"
+        "from tests.embedding.c_api import AUTO, HUGE, MAP, Api, CError, CModel\n"
+        "folder = Path(sys.argv[1])\n"
+        "api = Api(folder / 'model.so')\n"
+        "os.environ['BESSEMER_WEIGHTS'] = 'huge'\n"
+        "CModel(api, folder, threads=1).close()\n"
+        "used = re.search(r'VmData:\\s+(\\d+)', open('/proc/self/status').read())\n"
+        "limit = int(used[1]) * 1024 + (8 << 20)\n"
+        "for kind in (resource.RLIMIT_DATA, resource.RLIMIT_AS):\n"
+        "    for mode in (AUTO, HUGE, MAP):\n"
+        "        resource.setrlimit(kind, (limit, resource.RLIM_INFINITY))\n"
+        "        try:\n"
+        "            CModel(api, folder, threads=1, weights_mode=mode)\n"
+        "            print('opened')\n"
+        "        except CError as error:\n"
+        "            print(error.status, error)\n"
+        "    resource.setrlimit(kind, (resource.RLIM_INFINITY,) * 2)\n"
+        "    used = re.search(r'VmSize:\\s+(\\d+)', open('/proc/self/status').read())\n"
+        "    limit = int(used[1]) * 1024 + (8 << 20)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(folder)], capture_output=True, text=True, check=True
+    )
+    none = f"{c_api.MEMORY} no memory for {4 * numbers} bytes of weights"
+    less = f"{none}; mapped from their file they need less"
+    *data, auto, huge, mapped = done.stdout.splitlines()
+    assert data == [
+        f"{less}: set BESSEMER_WEIGHTS=map",
+        f"{less}: open with BSM_WEIGHTS_MAP",
+        "opened",
+    ]
+    assert (auto, huge) == (none, none)  # of a limited address space a file takes as much
+    assert "can't be mapped" in mapped

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
+import resource
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -208,6 +210,24 @@ def test_code_is_loaded_when_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_bad_threads(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="threads is 0"):
         Model.load(write_model(tmp_path / "toy"), threads=0)
+
+
+def test_no_memory_for_huge_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bessemer.artifact.reader import open_artifact
+
+    artifact = open_artifact(write_model(tmp_path / "m"))
+
+    def refuse(nbytes: int, *, huge: bool = False) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr("bessemer.runtime.weights.allocate", refuse)
+    nbytes = artifact.manifest.weights_nbytes
+    words = rf"no memory for {nbytes} bytes of weights \(.*weights.bin\)"
+    for limit, advice in ((resource.RLIM_INFINITY, "; .* set BESSEMER_WEIGHTS=map"), (10**9, "")):
+        monkeypatch.setattr("resource.getrlimit", lambda which, soft=limit: (soft, soft))
+        with pytest.raises(ArtifactError, match=f"{words}{advice}$"):
+            load_weights(artifact, "huge")
+    load_weights(artifact, "map")
 
 
 @pytest.mark.parametrize("mode", ["map", "huge", "auto", None])

@@ -80,7 +80,8 @@ bsm_status bsm_session_create(bsm_model *model, bsm_session **session, bsm_error
     if (!made->state || !made->scratch || !made->tokens || !made->inputs || !made->logits) {
         bsm_session_destroy(made);
         return bsm_fail(error, BSM_ERROR_MEMORY,
-                        "no memory for a session: its cache takes %lld bytes, its activations %lld",
+                        "no memory for a session: its cache takes %lld bytes, its activations "
+                        "%lld; compile the model with a smaller --context",
                         (long long)info->state_bytes, (long long)scratch_bytes(model));
     }
     memcpy(made->state, bsm_this_model.state_header,
@@ -129,7 +130,8 @@ static int64_t regime(const bsm_description *model, int64_t length) {
 }
 
 /* How many of the held tokens need not be fed again: all that are valid, or 0. */
-static int64_t usable(const bsm_description *model, const bsm_holding *held, int64_t wanted_regime) {
+static int64_t usable(const bsm_description *model, const bsm_holding *held,
+                      int64_t wanted_regime) {
     int64_t keep = held->valid < held->position ? held->valid : held->position;
     if (keep == 0 || held->regime != wanted_regime) return 0;
     if (keep == held->high_water) return keep; /* nothing was written beyond it */

@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -136,14 +137,24 @@ static void fill(void *arg, int64_t begin, int64_t end) {
     }
 }
 
+/* The end of a message that there is no memory to read weights into. asked: BSM_WEIGHTS_*. */
+static const char *how_to_map(int32_t asked) {
+    struct rlimit space;
+    /* Of a limited address space a mapped file takes as much. */
+    if (getrlimit(RLIMIT_AS, &space) == 0 && space.rlim_cur != RLIM_INFINITY) return "";
+    return asked == BSM_WEIGHTS_AUTO
+               ? "; mapped from their file they need less: set BESSEMER_WEIGHTS=map"
+               : "; mapped from their file they need less: open with BSM_WEIGHTS_MAP";
+}
+
 /* Read the tensors into huge pages by all threads: making the pages takes as long as copying. */
-static bsm_status read_all(int file, const char *path, bsm_pool *pool, bsm_weights *weights,
-                           bsm_error *error) {
+static bsm_status read_all(int file, const char *path, int32_t asked, bsm_pool *pool,
+                           bsm_weights *weights, bsm_error *error) {
     filling f = {.file = file, .bytes = weights->bytes};
     f.to = bsm_allocate(weights->bytes, 1);
     if (f.to == NULL)
-        return bsm_fail(error, BSM_ERROR_MEMORY, "no memory for %lld bytes of weights",
-                        (long long)weights->bytes);
+        return bsm_fail(error, BSM_ERROR_MEMORY, "no memory for %lld bytes of weights%s",
+                        (long long)weights->bytes, how_to_map(asked));
     bsm_parallel_for(pool, 0, (weights->bytes + READ_BYTES - 1) / READ_BYTES, 1, fill, &f);
     int number = atomic_load(&f.failure);
     if (number != 0) {
@@ -202,13 +213,14 @@ bsm_status bsm_weights_load(const bsm_description *description, const char *path
                             bsm_pool *pool, bsm_weights *weights, bsm_error *error) {
     char *name = NULL;
     int file = -1;
+    int32_t asked = mode;
     *weights = (bsm_weights){NULL, description->weights_bytes};
-    bsm_status status = settle(mode, weights->bytes, &mode, error);
+    bsm_status status = settle(asked, weights->bytes, &mode, error);
     if (status == BSM_OK) status = open_file(path, &file, &name, error);
     if (status == BSM_OK) status = check(description, file, name, error);
     if (status == BSM_OK && weights->bytes > 0)
         status = mode == BSM_WEIGHTS_MAP ? map_file(file, name, weights, error)
-                                         : read_all(file, name, pool, weights, error);
+                                         : read_all(file, name, asked, pool, weights, error);
     if (file >= 0) close(file);
     free(name);
     return status;

@@ -7,6 +7,7 @@ faster, since it needs fewer translations.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -52,7 +53,22 @@ def load_weights(artifact: Artifact, mode: str | None = None) -> npt.NDArray[np.
             return _read(stream.fileno(), nbytes, artifact.weights_file)
     except OSError as error:
         where = artifact.weights_file
+        if error.errno == errno.ENOMEM and mode == "huge":
+            raise ArtifactError(
+                f"no memory for {nbytes} bytes of weights ({where}){_advice()}"
+            ) from None
         raise ArtifactError(f"{where} can't be read: {error.strerror or error}") from None
+
+
+def _advice() -> str:
+    """What helps where huge pages take too much. A limit of the address space is none of the cases:
+    there a mapped file counts as much.
+    """
+    import resource
+
+    if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+        return ""
+    return f"; mapped from their file they need less: set {MODE_VARIABLE}=map"
 
 
 def _map(handle: int, nbytes: int) -> npt.NDArray[np.uint8]:
