@@ -4,10 +4,10 @@
  *
  * Two threads, each with sessions of its own on one model, feed, rewind, cancel, sample, copy, save
  * and load; whatever was done before, logits equal those of a session that gets the same tokens at
- * once (EXACT 1: to the bit; 0: within a tolerance; ROWS 0: only those of a call's last token). Then
- * the weight file is spoilt from byte TABLE on in all sorts of ways and written to SCRATCH: opening
- * it must fail in words. So must loading spoilt session files, those apart whose head was spoilt and
- * hashed again: with them the session only has to stay within its memory.
+ * once (EXACT 1: to the bit; 0: within a tolerance; ROWS 0: only those of a call's last token).
+ * Then the weight file is spoilt from byte TABLE on in all sorts of ways and written to SCRATCH:
+ * opening it must fail in words. So must loading spoilt session files, those apart whose head was
+ * spoilt and hashed again: with them the session only has to stay within its memory.
  */
 #define _GNU_SOURCE
 #include "api.h"
@@ -51,7 +51,9 @@ static uint64_t next(uint64_t *state) {
     return *state;
 }
 
-static int64_t below(walk *w, int64_t bound) { return (int64_t)(next(&w->random) % (uint64_t)bound); }
+static int64_t below(walk *w, int64_t bound) {
+    return (int64_t)(next(&w->random) % (uint64_t)bound);
+}
 
 static void compare(const walk *w, const float *got, const float *want) {
     int64_t vocab = bsm_describe()->vocab_size;
@@ -97,7 +99,8 @@ static void feed(walk *w, int64_t count) {
         for (int64_t i = 0; i < count; i++)
             if (below(w, 3) == 0) rows[wanted++] = i;
         float *logits = malloc((size_t)(wanted * info->vocab_size + 1) * sizeof *logits);
-        CHECK(bsm_prefill_rows(w->session, w->held + at, count, rows, wanted, logits, NULL) == BSM_OK);
+        CHECK(bsm_prefill_rows(w->session, w->held + at, count, rows, wanted, logits, NULL) ==
+              BSM_OK);
         for (int64_t i = 0; i < wanted; i++)
             compare(w, logits + i * info->vocab_size, expected(w, at + rows[i] + 1));
         free(logits);
@@ -141,7 +144,8 @@ static void misuse(walk *w) {
         CHECK(bsm_decode(w->session, bad[1 + below(w, 4)], NULL) == BSM_ERROR_ARGUMENT);
         CHECK(bsm_prefill_rows(w->session, good, 2, rows, 2, few, NULL) == BSM_ERROR_ARGUMENT);
         CHECK(bsm_prefill_rows(w->session, good, 2, large, 1, few, NULL) == BSM_ERROR_ARGUMENT);
-        CHECK(bsm_prefill_rows(w->session, good, 2, NULL, INT64_MAX, few, NULL) == BSM_ERROR_ARGUMENT);
+        CHECK(bsm_prefill_rows(w->session, good, 2, NULL, INT64_MAX, few, NULL) ==
+              BSM_ERROR_ARGUMENT);
         CHECK(bsm_prefill_rows(w->session, good, 2, NULL, 1, NULL, NULL) == BSM_ERROR_ARGUMENT);
     }
     CHECK(bsm_rewind(w->session, w->count + 1, NULL) == BSM_ERROR_ARGUMENT);

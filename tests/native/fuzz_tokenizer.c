@@ -40,7 +40,8 @@ static void mutate(uint8_t *data, size_t size) {
             file_section section;
             memcpy(&section, data + sizeof(file_header) + below(SECTIONS) * sizeof section,
                    sizeof section);
-            if (section.bytes == 0 || section.offset > size || section.bytes > size - section.offset)
+            if (section.bytes == 0 || section.offset > size ||
+                section.bytes > size - section.offset)
                 continue;
             from = (size_t)section.offset;
             room = (size_t)section.bytes;
@@ -57,7 +58,8 @@ static void mutate(uint8_t *data, size_t size) {
 }
 
 static const char *const TEXTS[] = {
-    "Hello, world! 123 you're\r\n\tend  ", "\xE4\xBD\xA0\xE5\xA5\xBD e\xCC\x81\xCC\xA3 \xF0\x9F\x98\x80",
+    "Hello, world! 123 you're\r\n\tend  ",
+    "\xE4\xBD\xA0\xE5\xA5\xBD e\xCC\x81\xCC\xA3 \xF0\x9F\x98\x80",
     "<s> </s><|im_start|>user <unk>", "        \xEA\xB0\x80\xE1\x86\xA8 \xEF\xAC\x81 \xE2\x96\x81x",
     "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"};
 

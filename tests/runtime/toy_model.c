@@ -2,8 +2,9 @@
  * get right: the tokens of all positions, a window of them, rings that wrap, the rotary regime, a
  * mutated buffer, positions, output rows, the places in the state, and the weights.
  *
- * Layer 0 sees everything, layer 1 a window. A cell of the cache holds the position (as key) and the
- * token with the regime (as value); a cell that is not the expected one makes all logits BROKEN.
+ * Layer 0 sees everything, layer 1 a window. A cell of the cache holds the position (as key) and
+ * the token with the regime (as value); a cell that is not the expected one makes all logits
+ * BROKEN.
  */
 #include <stdint.h>
 #include <string.h>
@@ -53,7 +54,8 @@ static int64_t regime(const bsm_context *ctx) {
 static int64_t weighted(call *c, int layer, int64_t from, int64_t to, int64_t modulus) {
     int64_t sum = 0, rows = ring(c->state, layer);
     for (int64_t q = from; q <= to; ++q) {
-        float key = cells(c->state, layer, 0)[q % rows], value = cells(c->state, layer, 1)[q % rows];
+        float key = cells(c->state, layer, 0)[q % rows];
+        float value = cells(c->state, layer, 1)[q % rows];
         if ((int64_t)key != q || (int64_t)value / 1000 != regime(c->ctx)) c->broken = 1;
         sum = (sum + ((int64_t)value % 1000) * (q + 3)) % modulus;
     }
@@ -92,7 +94,8 @@ static int feed(call *c) {
         int64_t p = c->positions[t], id = c->ids[t];
         for (int layer = 0; layer < 2; ++layer) {
             cells(c->state, layer, 0)[p % ring(c->state, layer)] = (float)p;
-            cells(c->state, layer, 1)[p % ring(c->state, layer)] = (float)(id + 1000 * regime(c->ctx));
+            cells(c->state, layer, 1)[p % ring(c->state, layer)] =
+                (float)(id + 1000 * regime(c->ctx));
         }
         if (words(c->state)[4]) {
             int64_t kept;
@@ -102,7 +105,8 @@ static int feed(call *c) {
         }
         if (id == TOKEN_SLOW)
             for (int i = 0; i < 20000; ++i) {
-                if (__atomic_load_n(&c->ctx->cancel, __ATOMIC_RELAXED)) return cancelled(c, 0, c->count);
+                if (__atomic_load_n(&c->ctx->cancel, __ATOMIC_RELAXED))
+                    return cancelled(c, 0, c->count);
                 usleep(1000);
             }
         if (id == TOKEN_SWEEP && (stray = !stray)) return cancelled(c, 0, c->count);
@@ -129,11 +133,11 @@ static void forward(bsm_context *ctx, memref1 *weights, memref1 *ids, memref1 *p
     if (!feed(&c)) bsm_fork(ctx, compute, &c);
 }
 
-#define ENTRY(name, decoding)                                                                       \
-    BSM_API void name(bsm_context *ctx, memref1 *weights, memref1 *ids, memref1 *positions,         \
-                      memref1 *slots, memref1 *rows, memref1 *state, memref1 *scratch,              \
-                      memref2 *logits) {                                                            \
-        forward(ctx, weights, ids, positions, slots, rows, state, scratch, logits, decoding);       \
+#define ENTRY(name, decoding)                                                                      \
+    BSM_API void name(bsm_context *ctx, memref1 *weights, memref1 *ids, memref1 *positions,        \
+                      memref1 *slots, memref1 *rows, memref1 *state, memref1 *scratch,             \
+                      memref2 *logits) {                                                           \
+        forward(ctx, weights, ids, positions, slots, rows, state, scratch, logits, decoding);      \
     }
 
 ENTRY(_mlir_ciface_forward_prefill, 0)
