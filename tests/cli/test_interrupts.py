@@ -43,6 +43,26 @@ def test_while_a_module_is_imported(compiled: Path, module: str) -> None:
     assert (answer["text"], answer["interrupted"]) == ("", True)
 
 
+def test_what_an_import_made_of_it() -> None:
+    """Python itself makes a RuntimeError of one that strikes while a class gets its attributes."""
+    script = """
+import signal, sys
+class Interrupt:
+    def find_spec(wanted, path, target=None):
+        if wanted == "cyclopts":
+            try:
+                signal.raise_signal(signal.SIGINT)
+            except KeyboardInterrupt as error:
+                raise RuntimeError("Error calling __set_name__") from error
+sys.meta_path.insert(0, Interrupt)
+from bessemer.cli import main
+sys.exit(main())
+"""
+    done = run_script(script, "run", "x", "--json")
+    assert (done.returncode, done.stderr) == (130, "bessemer: interrupted\n")
+    assert json.loads(done.stdout)["interrupted"] is True
+
+
 def test_at_the_end_of_the_process() -> None:
     script = """
 import atexit, signal, sys

@@ -33,9 +33,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = answer(tokens)
         if argv is None:
             interrupt.end_at_once()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Exception) as error:
         from bessemer.cli import interrupt
 
+        if not interrupt.is_behind(error):
+            raise
         if argv is None:
             interrupt.end_at_once()
         interrupt.report()
