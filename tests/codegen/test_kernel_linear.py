@@ -117,6 +117,25 @@ def test_linear_sizes(k: int, n: int, dtype: str, lanes: int) -> None:
                 np.testing.assert_allclose(out, want, rtol=2e-5, atol=tolerance)
 
 
+@pytest.mark.parametrize("lanes", [16, 8, 4])
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+def test_left_over_rows(dtype: str, lanes: int) -> None:
+    """Rows that don't fill a tile have a lower one of their own: the same bits as in a full one."""
+    k, n = 37, 70
+    target = codegen_target(lanes, registers=32 if lanes == 16 else 16)
+    kernel = CompiledKernel(linear_spec(k, n, dtype), target)
+    stored, _ = store(random((n, k), 1), dtype)
+    full = 4 * tile_shape(target).rows
+    x = random((full, k), 2)
+    want = np.full((full, n), np.nan, np.float32)
+    kernel(full, [x, stored, want])
+    for rows in range(1, full):
+        out = np.full((rows + 1, n), np.nan, np.float32)
+        kernel(rows, [x[:rows].copy(), stored, out[:rows]], threads=2)
+        assert np.array_equal(out[:rows], want[:rows]), rows
+        assert np.isnan(out[rows]).all()
+
+
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 def test_widened_or_read_in_place(dtype: str) -> None:
     """The same sums in the same order, whether a load widens or a panel is widened before."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from bessemer.codegen.emit import Fn
+from bessemer.codegen.kernels.vectors import exp_falling
 from bessemer.graph.ops.fused import CLAMPED
 
 
@@ -22,6 +23,19 @@ class FloatOps:
     def __call__(self, op: str, *operands: str) -> str:
         return self.fn.arith(op, *operands, type_=self.type)
 
+    def exp_falling(self, x: str) -> str:
+        """exp(x) for x <= 0, 0 below the normal numbers."""
+        return exp_falling(self.fn, x, self.type)
+
+    def less(self, a: str, b: str) -> str:
+        """a < b, lane by lane; false for NaN."""
+        return self.fn.op(f"arith.cmpf olt, {a}, {b} : {self.type}")
+
+    def select(self, condition: str, a: str, b: str) -> str:
+        """condition ? a : b, lane by lane."""
+        kind = f"vector<{self.lanes}xi1>, {self.type}" if self.lanes else self.type
+        return self.fn.select(condition, a, b, kind)
+
     def splat(self, scalar: str) -> str:
         """A scalar SSA value in every lane."""
         return self.fn.broadcast(scalar, self.lanes) if self.lanes else scalar
@@ -34,9 +48,12 @@ def sigmoid(o: FloatOps, x: str) -> str:
 
 
 def silu(o: FloatOps, x: str) -> str:
-    """x / (1 + exp(-x))."""
-    e = o("math.exp", o("negf", x))
-    return o("divf", x, o("addf", o.const(1.0), e))
+    """x / (1 + exp(-x)), by e = exp(-|x|), which is cheaper to compute than what may overflow:
+    x * (x < 0 ? e : 1) / (1 + e).
+    """
+    e, one = o.exp_falling(o("negf", o("math.absf", x))), o.const(1.0)
+    top = o.select(o.less(x, o.const(0.0)), e, one)
+    return o("mulf", x, o("divf", top, o("addf", one, e)))
 
 
 def gelu(o: FloatOps, x: str) -> str:

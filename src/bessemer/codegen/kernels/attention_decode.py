@@ -174,7 +174,7 @@ def _write_partials(work: Workspace, partials: Array, unit: str, some: str) -> N
     with f.loop(f.index(0), f.index(group)) as g:
         at = f.offset(g.iv, group * width)
         partials.store(f, work.top.load(f, g.iv), unit, at)
-        partials.store(f, work.total.load(f, g.iv), unit, f.offset(at, group))
+        partials.store(f, work.total_of(g.iv), unit, f.offset(at, group))
         with f.when(some):
             base = f.mul(g.iv, f.index(width))
             for column, lanes in columns(f, width, work.lanes):

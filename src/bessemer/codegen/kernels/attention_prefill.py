@@ -200,7 +200,7 @@ def _store(work: Workspace, out: Array, place: tuple[str, str], queries: str) ->
     f, (head, row) = work.f, place
     group = f.index(work.shape.group)
     with f.loop(f.index(0), queries) as query:
-        total = work.total.load(f, query.iv)
+        total = work.total_of(query.iv)
         none = f.op(f"arith.cmpf oeq, {total}, {f.f32(0.0)} : f32")
         total = f.select(none, f.f32(1.0), total, "f32")
         share = f.arith("divf", f.f32(1.0), total, type_="f32")

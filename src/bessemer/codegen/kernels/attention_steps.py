@@ -115,7 +115,8 @@ def plan_workspace(shape: AttentionShape, queries: int, blocks: int, lanes: int)
     plan.add("query", (queries, shape.key_width))
     plan.add("score", (queries, blocks * KEY_BLOCK))
     plan.add("sum", (queries, shape.value_width))
-    for name in ("top", "total", "fade"):
+    plan.add("total", (queries, lanes))
+    for name in ("top", "fade"):
         plan.add(name, (queries,))
     for name in ("oldest", "newest"):
         plan.add(name, (queries,), "i32")
@@ -126,8 +127,9 @@ class Workspace:
     """The query vectors' state in scratch.
 
     query [queries, D]: scaled queries.  score: the step's scores, then weights.  sum [queries, Dv]:
-    weighted values.  top, total: running maximum and sum.  fade: factor of the step for what was
-    summed before it.  oldest, newest: first and last position that a query sees, i32.
+    weighted values.  top: running maximum.  total [queries, lanes]: running sum, a part in each
+    lane.  fade: factor of the step for what was summed before it.  oldest, newest: first and last
+    position that a query sees, i32.
     """
 
     def __init__(self, f: Fn, plan: ScratchPlan, shape: AttentionShape, lanes: int) -> None:
@@ -155,7 +157,13 @@ class Workspace:
             finite = f.op(f"arith.cmpf une, {sink}, {f.f32(MINUS_INFINITY)} : f32")
             top, total = sink, f.select(finite, f.f32(1.0), total, "f32")
         self.top.store(f, top, row)
-        self.total.store(f, total, row)
+        self.total.vstore(f, f.splat(0.0, self.lanes), self.lanes, row, f.index(0))
+        self.total.store(f, total, row, f.index(0))
+
+    def total_of(self, row: str) -> str:
+        """The running sum of query vector `row`."""
+        parts = self.total.vload(self.f, self.lanes, row, self.f.index(0))
+        return horizontal(self.f, parts, self.lanes, vadd)
 
     def see(self, row: str, position: str, window: str, seen: Seen) -> tuple[str, str, str, str]:
         """Set what query vector `row` at `position` sees (index values; window 0: everything).
@@ -240,10 +248,8 @@ class Workspace:
             self.fade.store(f, greater(f, found, self.top.load(f, row.iv)), row.iv)
         with f.loop(f.index(0), rows, self.lanes) as group:
             self._advance(group.iv)
-        with f.loop(f.index(0), rows) as row:
-            added = self._exponentials(row.iv, step, start)
-            total = f.arith("addf", self.total.load(f, row.iv), added, type_="f32")
-            self.total.store(f, total, row.iv)
+        with f.loop(f.index(0), step.count) as block, f.loop(f.index(0), rows) as row:
+            self._exponentials(row.iv, block.iv, start)
 
     def _reader(self, row: str, start: str | None) -> Callable[[str], str]:
         """The row's scores at a column of the step, hidden ones as -inf."""
@@ -300,25 +306,29 @@ class Workspace:
         old, top = self.top.vload(f, lanes, row), self.fade.vload(f, lanes, row)
         fade = f.arith("subf", old, safe_maximum(f, top, lanes), type_=self.vector)
         fade = exp_falling(f, fade, self.vector)
-        total = f.arith("mulf", self.total.vload(f, lanes, row), fade, type_=self.vector)
         self.top.vstore(f, top, lanes, row)
         self.fade.vstore(f, fade, lanes, row)
-        self.total.vstore(f, total, lanes, row)
 
-    def _exponentials(self, row: str, step: Step, start: str | None) -> str:
-        """Write the row's weights; returns their sum."""
+    def _exponentials(self, row: str, block: str, start: str | None) -> None:
+        """Write the row's weights of a block, and add them to its sum lane by lane: sums over lanes
+        would cost a third of the exponentials again. Blocks are outside rows, so that rows follow
+        each other without a branch that waits for the exponentials.
+        """
         f, lanes = self.f, self.lanes
         read = self._reader(row, start)
         top = safe_maximum(f, f.broadcast(self.top.load(f, row), lanes), lanes)
-
-        def advance(part: str, held: str) -> str:
-            weight = f.arith("subf", read(part), top, type_=self.vector)
-            weight = exp_falling(f, weight, self.vector)
-            self.score.vstore(f, weight, lanes, row, part)
-            return vadd(f, held, weight, lanes)
-
-        sums = self._over_row(step, f.splat(0.0, lanes), advance)
-        return horizontal(f, tree(f, sums, vadd, lanes), lanes, vadd)
+        first = f.mul(block, f.index(KEY_BLOCK))
+        weights = []
+        for part in range(0, KEY_BLOCK, lanes):
+            at = f.offset(first, part)
+            weight = exp_falling(f, f.arith("subf", read(at), top, type_=self.vector), self.vector)
+            self.score.vstore(f, weight, lanes, row, at)
+            weights.append(weight)
+        begins = f.cmp("eq", block, f.index(0))
+        fade = f.select(begins, self.fade.load(f, row), f.f32(1.0), "f32")
+        held = self.total.vload(f, lanes, row, f.index(0))
+        total = f.fma(held, f.broadcast(fade, lanes), tree(f, weights, vadd, lanes), lanes)
+        self.total.vstore(f, total, lanes, row, f.index(0))
 
     # --- values ---------------------------------------------------------------------------------
 

@@ -16,10 +16,12 @@ from bessemer.codegen.emit import Fn, memref_type
 from bessemer.codegen.group import CodegenTarget, Operand
 from bessemer.codegen.kernels.panel import Panel
 
-# Most depths of a K block: 640 x 32 f32 = 80 KiB, which stream from an L2 of 256 KiB or more at a
-# line for 12 FMAs. Smaller blocks fetch and store C's tile more often: on Zen 3 a tile of 576 deep
-# runs at 96 GFLOP/s in one block, at 93 in blocks of 256.
-K_BLOCK = 640
+# Most depths of a K block: 1536 x 32 are 96 KiB of f16 and 192 of f32, which stream from an L2 of
+# 512 KiB beside the rows that meet them. Smaller blocks fetch and store C's tile more often: on
+# Zen 3 a depth of 1536 runs at 99 GFLOP/s in one block, at 97.5 in three.
+K_BLOCK = 1536
+# Accumulators of the tile for left-over rows: as many chains as two units of four cycles keep busy.
+TAIL_ACCUMULATORS = 8
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,14 @@ def tile_shape(target: CodegenTarget) -> TileShape:
     if target.registers < 32:
         return TileShape(6, 2)
     return TileShape(12, 2) if target.lanes > 4 else TileShape(6, 4)
+
+
+def tail_shape(target: CodegenTarget) -> TileShape:
+    """The tile of rows that don't fill a large one: 2x4, or 4x2 of AVX-512's vectors. Wide and low,
+    so that few rows are filled up; a prompt of 7 or 8 runs half as fast again as with 6x2 alone.
+    """
+    vectors = min(4, PANEL_ROWS // target.lanes)
+    return TileShape(TAIL_ACCUMULATORS // vectors, vectors)
 
 
 def padded_rows(rows: int, target: CodegenTarget) -> int:
@@ -65,8 +75,8 @@ def product_bytes(rows: int) -> int:
     return align(rows * PANEL_ROWS * 4)
 
 
-# weights(k, column): the vector of the tile's weights at depth k of the K block.
-Weights = Callable[[str, str], str]
+# weights(k, v): vector v of the tile's weights at depth k of the K block.
+Weights = Callable[[str, int], str]
 
 
 @dataclass(frozen=True)
@@ -104,21 +114,34 @@ class Tile:
         """
         fn = self.fn
         k_size, step = fn.index(self.depth), k_block(self.depth)
+        tile, tail = tile_shape(self.target), tail_shape(self.target)
+        whole = self._whole_rows(rows)
         with fn.loop(fn.index(0), k_size, step) as k_loop:
             size = fn.min(fn.index(step), fn.sub(k_size, k_loop.iv))
             read = self._open(panel, k_loop.iv, size)
             first = fn.cmp("eq", k_loop.iv, fn.index(0))
-            with fn.loop(fn.index(0), rows, tile_shape(self.target).rows) as m_loop:
-                at = rows_at(fn, self.target, m_loop.iv, rows, row_index)
-                with fn.loop(fn.index(0), fn.index(PANEL_ROWS // self.columns)) as n_loop:
-                    place = (m_loop.iv, fn.mul(n_loop.iv, fn.index(self.columns)))
-                    weights = read(n_loop.iv, place[1])
-                    depths = (k_loop.iv, size)
-                    fetch = self._fetcher(following, depths, m_loop.iv, n_loop.iv)
-                    _tile(self, at, place, depths, first, weights, product, fetch)
+            for shape, begin, end in ((tile, fn.index(0), whole), (tail, whole, rows)):
+                columns = shape.vectors * self.target.lanes
+                with fn.loop(begin, end, shape.rows) as m_loop:
+                    at = rows_at(fn, shape.rows, m_loop.iv, rows, row_index)
+                    with fn.loop(fn.index(0), fn.index(PANEL_ROWS), columns) as n_loop:
+                        place = (m_loop.iv, n_loop.iv)
+                        depths = (k_loop.iv, size)
+                        fetch = self._fetcher(following, depths, place, columns)
+                        weights = read(n_loop.iv)
+                        _tile(self, shape, at, place, depths, first, weights, product, fetch)
+
+    def _whole_rows(self, rows: str) -> str:
+        """Where the rows begin that are left over for the tail's tiles. As many as would fill more
+        of the large tile are its own, the last of them repeated.
+        """
+        fn, tile, tail = self.fn, tile_shape(self.target), tail_shape(self.target)
+        rest = fn.rem(rows, fn.index(tile.rows))
+        many = fn.cmp("sgt", rest, fn.index(tile.rows - tail.rows))
+        return fn.select(many, rows, fn.sub(rows, rest), "index")
 
     def _fetcher(
-        self, following: Panel | None, depths: tuple[str, str], m: str, n: str
+        self, following: Panel | None, depths: tuple[str, str], place: tuple[str, str], columns: int
     ) -> Callable[[str], None] | None:
         """Fetches the K block of the next panel into L2, bit by bit: fetch(k) at depth k of a tile.
 
@@ -129,9 +152,9 @@ class Tile:
         fn = self.fn
         if following is None or is_widened(following.operand.element, self.target):
             return None
-        (k0, size), parts = depths, fn.index(PANEL_ROWS // self.columns)
+        (k0, size), (m, n), parts = depths, place, fn.index(PANEL_ROWS // columns)
         step = fn.select(fn.cmp("eq", m, fn.index(0)), fn.index(1), fn.index(0), "index")
-        start = fn.mul(n, size)
+        start = fn.mul(fn.div(n, fn.index(columns)), size)
 
         def fetch(k: str) -> None:
             line = fn.mul(fn.div(fn.add(start, k), parts), step)
@@ -139,8 +162,8 @@ class Tile:
 
         return fetch
 
-    def _open(self, panel: Panel, k0: str, size: str) -> Callable[[str, str], Weights]:
-        """How column block number `block`, which begins at `column`, is read in this K block."""
+    def _open(self, panel: Panel, k0: str, size: str) -> Callable[[str], Weights]:
+        """How the tile whose first column is given is read in this K block."""
         fn, lanes, operand = self.fn, self.target.lanes, panel.operand
         if not is_widened(operand.element, self.target):
 
@@ -148,7 +171,7 @@ class Tile:
                 at = [*panel.lead, fn.add(k0, k), column]
                 return fn.vload(panel.name, at, operand.type, lanes, operand.element)
 
-            return lambda block, column: lambda k, v: from_panel(k, fn.add(column, v))
+            return lambda column: lambda k, v: from_panel(k, fn.offset(column, v * lanes))
         type_ = memref_type((PANEL_ROWS // self.columns, k_block(self.depth), self.columns), "f32")
         wide = scratch_view(fn, self.offset, type_)
 
@@ -157,21 +180,31 @@ class Tile:
             fn.vstore(value, wide, [fn.index(block), k, fn.index(inner)], type_, lanes)
 
         panel.widen(k0, size, keep)
-        return lambda block, column: lambda k, v: fn.vload(wide, [block, k, v], type_, lanes)
+
+        def from_scratch(column: str) -> Weights:
+            first = fn.div(column, fn.index(self.columns))
+
+            def read(k: str, v: int) -> str:
+                block, inner = divmod(v * lanes, self.columns)
+                return fn.vload(wide, [fn.offset(first, block), k, fn.index(inner)], type_, lanes)
+
+            return read
+
+        return from_scratch
 
 
 def rows_at(
     fn: Fn,
-    target: CodegenTarget,
+    count: int,
     m: str,
     rows: str,
     row_index: Callable[[str], list[str]] | None,
 ) -> list[list[str]]:
-    """Indices of a tile's rows of x from row m. Rows past the end repeat the last one: their
-    products land in the padding of C, so that there is no second code path for the remainder.
+    """Indices of a tile's `count` rows of x from row m. Rows past the end repeat the last one:
+    their products land in the padding of C.
     """
     last = fn.sub(rows, fn.index(1))
-    wanted = [fn.min(fn.offset(m, r), last) for r in range(tile_shape(target).rows)]
+    wanted = [fn.min(fn.offset(m, r), last) for r in range(count)]
     return [row_index(r) if row_index else [r] for r in wanted]
 
 
@@ -186,6 +219,7 @@ def scratch_view(fn: Fn, offset: int, type_: str, *sizes: str) -> str:
 
 def _tile(
     tile: Tile,
+    shape: TileShape,
     at: list[list[str]],
     place: tuple[str, str],
     depths: tuple[str, str],
@@ -198,7 +232,6 @@ def _tile(
     block. depths: k0 and size.
     """
     fn, lanes = tile.fn, tile.target.lanes
-    shape = tile_shape(tile.target)
     vector = f"vector<{lanes}xf32>"
     zero = fn.splat(0.0, lanes)
     (m, column), (k0, size) = place, depths
@@ -213,7 +246,7 @@ def _tile(
         k = fn.add(k0, loop.iv)
         if fetch is not None:
             fetch(loop.iv)
-        w = [weights(loop.iv, fn.index(v * lanes)) for v in range(shape.vectors)]
+        w = [weights(loop.iv, v) for v in range(shape.vectors)]
         sums = []
         for r in range(shape.rows):
             scalar = fn.load(tile.x, [*at[r], k], tile.x_operand.type)

@@ -66,7 +66,7 @@ class IntegerTile:
 
     def _gathered(self, m: str, rows: str, row_index: Callable[[str], str]) -> list[list[str]]:
         """Where the tile's rows of x lie; those past the end do not matter."""
-        wanted = rows_at(self.fn, self.target, m, rows, lambda r: [row_index(r)])
+        wanted = rows_at(self.fn, tile_shape(self.target).rows, m, rows, lambda r: [row_index(r)])
         return [self.rows.place(self.fn, row) for (row,) in wanted]
 
     def _clear(self, product: str, rows: str) -> None:
