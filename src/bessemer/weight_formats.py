@@ -7,8 +7,6 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Protocol
 
-from bessemer.quantize import FLOAT_FORMATS, FORMATS
-
 WEIGHT_FORMATS = ("f32", "f16", "bf16", "q8_0")
 # What others call weights of 8 bits, by what their engines multiply them with: activations in
 # floats, in floats of 16 bits, or in integers of 8 bits a block. Here they all are q8_0, whose
@@ -53,6 +51,8 @@ class DefaultFormat:
     @staticmethod
     def of(checkpoint: Tensors) -> DefaultFormat:
         """q8_0 where most numbers of the matrices are quantised already."""
+        from bessemer.quantize import FLOAT_FORMATS, FORMATS  # with numpy, which no help needs
+
         held: Counter[str] = Counter()
         for name in checkpoint.names():
             info = checkpoint.info(name)
