@@ -4,7 +4,7 @@
 
 Every engine keeps the model in a process of its own. Each turn measures all of them, one after the
 other, beginning with another one; what is reported is the median of the turns. The machine's
-multiply-add and read peaks are measured in the same turns. See benchmarks/README.md.
+multiply-add and read peaks are measured right before each. See benchmarks/README.md.
 """
 
 from __future__ import annotations
@@ -58,18 +58,21 @@ class Round:
     absent: dict[str, str]
     work: Work
     chunk: int
-    peaks: list[Peaks] = field(default_factory=list)
     seconds: dict[tuple[str, str], list[float]] = field(default_factory=dict)
+    # What the machine reached right before each of them.
+    peaks: dict[tuple[str, str], list[Peaks]] = field(default_factory=dict)
+    best: Peaks | None = None
     load: list[float] = field(default_factory=list)
 
     def measure(self, turn: int, probes: Probes) -> None:
         """All engines, all trials. Turn 0 is not kept: it warms up."""
         self.load.append(os.getloadavg()[0])
-        self.peaks.append(probes.measure(self.threads))
         for trial in self.trials:
             order = self.running[turn % len(self.running) :] + self.running
             for engine in order[: len(self.running)]:
                 time.sleep(PAUSE)
+                peaks = probes.measure(self.threads)
+                self.best = peaks.best(self.best or peaks)
                 try:
                     seconds = engine.seconds(trial.op, trial.tokens, trial.depth)
                 except WorkerError as error:
@@ -77,19 +80,13 @@ class Round:
                     continue
                 if turn:
                     self.seconds.setdefault((engine.name, trial.name), []).append(seconds)
+                    self.peaks.setdefault((engine.name, trial.name), []).append(peaks)
 
     def _leave_out(self, engine: Running, reason: str) -> None:
         say(f"{engine.name} is left out: {reason}")
         self.absent[engine.name] = reason.splitlines()[-1]
         engine.worker.close()
         self.running.remove(engine)
-
-    def peak(self) -> Peaks:
-        """The best of all turns."""
-        best = self.peaks[0]
-        for other in self.peaks[1:]:
-            best = best.best(other)
-        return best
 
     def results(self) -> list[dict[str, Any]]:
         """An entry for each engine and trial. Shares are by Bessemer's count of operations and
@@ -101,7 +98,8 @@ class Round:
             for engine in self.running:
                 seconds = self.seconds.get((engine.name, trial.name), [])
                 if seconds:
-                    result = Result(trial, self.threads, tuple(seconds), demand, self.peak())
+                    peaks = tuple(self.peaks[engine.name, trial.name])
+                    result = Result(trial, self.threads, tuple(seconds), demand, peaks)
                     entry = {"engine": engine.name, "precision": self.precision}
                     found.append(entry | result.to_json() | {"intensity": _intensity(demand)})
         return found
@@ -144,14 +142,14 @@ def run_round(
         for turn in range(arguments.repeat + 1):
             say(f"{precision} on {threads} threads: " + (f"turn {turn}" if turn else "warm-up"))
             this.measure(turn, probes)
-        peak = this.peak()
+        peak = this.best
         described = {
             "precision": precision,
             "threads": threads,
             "engines": [describe(engine) for engine in this.running],
             "absent": this.absent,
-            "flops_per_second": peak.flops,
-            "read_bytes_per_second": peak.bytes,
+            "flops_per_second": peak.flops if peak else 0.0,
+            "read_bytes_per_second": peak.bytes if peak else 0.0,
             "load_average": this.load,
         }
         return this.results(), described

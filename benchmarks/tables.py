@@ -36,8 +36,8 @@ def _round(one: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> list
     lines = [
         f"## {one['precision']}, {one['threads']} thread{'s' if one['threads'] > 1 else ''}",
         "",
-        f"Measured in the same turns: {peaks[0]:.0f} GFLOP/s of multiply-adds, {peaks[1]:.1f} GB/s "
-        f"read. Highest load average before a turn: {load:.1f}.",
+        f"Measured in between, at best: {peaks[0]:.0f} GFLOP/s of multiply-adds, "
+        f"{peaks[1]:.1f} GB/s read. Highest load average before a turn: {load:.1f}.",
         "",
         f"| engine | {' | '.join(trials)} | peak memory MiB |",
         f"| --- | {' | '.join(['---:'] * (len(trials) + 1))} |",

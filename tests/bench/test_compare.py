@@ -50,7 +50,7 @@ class FakeWorker:
 
 
 class FakeProbes:
-    """Peaks that get better from turn to turn."""
+    """Peaks that get better from measurement to measurement."""
 
     turns = 0
 
@@ -101,7 +101,13 @@ def test_results_and_table(one: compare.Round) -> None:
     ours = results["Bessemer", "pp10"]
     assert ours["tokens_per_second"] == 20.0
     assert ours["precision"] == "f32"
-    assert ours["fma_share"] == pytest.approx(10 * 100 / 0.5 / 4000)  # the best peak of all turns
+    # Each with the peaks right before it.
+    beside = [p.flops for p in one.peaks["Bessemer", "pp10"]]
+    assert beside == sorted(beside)
+    assert len(set(beside)) == 3
+    assert ours["fma_share"] == pytest.approx(10 * 100 / 0.5 / beside[1])
+    assert one.best is not None
+    assert one.best.flops == 1000.0 * probes.turns
     assert ours["intensity"] == pytest.approx(10 * 100 / 50)
     assert results["Bessemer", "tg2@d4"]["bandwidth_share"] == pytest.approx(100 / 0.5 / 500)
     found = {

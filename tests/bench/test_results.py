@@ -17,8 +17,8 @@ from bessemer.bench.results import MemoryUse, Report, Result
 from bessemer.bench.show import comma_separated, markdown, show
 
 PEAKS = Peaks(2, flops=1000.0, bytes=400.0)
-PROMPT = Result(Trial("pp", 10), 2, (2.0, 1.0, 4.0), Demand(1500, 300, 20), PEAKS)
-TOKEN = Result(Trial("tg", 4, 7), 2, (2.0,), Demand(10, 400, 100), PEAKS)
+PROMPT = Result(Trial("pp", 10), 2, (2.0, 1.0, 4.0), Demand(1500, 300, 20), (PEAKS,) * 3)
+TOKEN = Result(Trial("tg", 4, 7), 2, (2.0,), Demand(10, 400, 100), (PEAKS,))
 MEMORY = MemoryUse(rss_peak=900 << 20, private=100 << 20, weights=500 << 20, cache=300 << 20)
 PROFILE = Profile(
     Trial("tg", 4, 7),
@@ -66,8 +66,16 @@ def test_shares_of_reading_count_weights_and_say_what_the_cache_adds() -> None:
     assert shares["bandwidth_share_with_cache"] == pytest.approx(500 / 2 / 400)
 
 
+def test_shares_are_of_the_peaks_before_each_repeat() -> None:
+    """A machine that gives half does not halve the share of what runs on it."""
+    slow = Peaks(2, flops=500.0, bytes=200.0)
+    result = replace(PROMPT, seconds=(1.0, 2.0, 2.0), peaks=(PEAKS, slow, slow))
+    assert result.shares()["fma_share"] == pytest.approx(1.5)
+    assert result.shares()["bandwidth_share"] == pytest.approx(0.75)
+
+
 def test_without_peaks_there_are_no_shares() -> None:
-    bare = replace(PROMPT, peaks=None)
+    bare = replace(PROMPT, peaks=())
     assert set(bare.shares().values()) == {None}
     assert "%" not in markdown(replace(REPORT, results=[bare], profiles=()))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,15 +14,15 @@ from bessemer.bench.profile import Profile
 
 @dataclass(frozen=True)
 class Result:
-    """One test on one number of threads. seconds: of each repeat.  peaks: None where they could
-    not be measured.
+    """One test on one number of threads. seconds: of each repeat.  peaks: what the machine reached
+    right before each, or none where that can't be measured.
     """
 
     test: Trial
     threads: int
     seconds: tuple[float, ...]
     demand: Demand
-    peaks: Peaks | None = None
+    peaks: tuple[Peaks, ...] = ()
 
     @property
     def rates(self) -> list[float]:
@@ -58,16 +58,25 @@ class Result:
     def shares(self) -> dict[str, float | None]:
         """fma_share: of the multiply-add peak.  bandwidth_share: weights read, of the peak of
         reading memory.  bandwidth_share_with_cache: weights and KV cache.
+
+        Each repeat is compared with the peaks right before it, and the median counts: what a shared
+        machine gives changes by a third within minutes.
         """
         names = ("fma_share", "bandwidth_share", "bandwidth_share_with_cache")
-        if self.peaks is None:
+        if not self.peaks:
             return dict.fromkeys(names)
-        weights, cache = self.weight_bytes_per_second, self.cache_bytes_per_second
-        return {
-            "fma_share": self.flops_per_second / self.peaks.flops,
-            "bandwidth_share": weights / self.peaks.bytes,
-            "bandwidth_share_with_cache": (weights + cache) / self.peaks.bytes,
-        }
+        weights = self.demand.weight_bytes
+        pairs = list(zip(self.seconds, self.peaks, strict=True))
+
+        def share(amount: int, peak: Callable[[Peaks], float]) -> float:
+            return statistics.median(amount / s / peak(p) for s, p in pairs)
+
+        found = (
+            share(self.demand.flops, lambda p: p.flops),
+            share(weights, lambda p: p.bytes),
+            share(weights + self.demand.cache_bytes, lambda p: p.bytes),
+        )
+        return dict(zip(names, found, strict=True))
 
     def to_json(self) -> dict[str, Any]:
         rates = self.rates

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,10 +59,13 @@ class _Runs:
     test: Trial
     threads: int
     seconds: list[float] = field(default_factory=list)
+    peaks: list[Peaks] = field(default_factory=list)
     profiles: list[list[list[int]]] = field(default_factory=list)
 
-    def take(self, worker: Worker, *, keep: bool) -> None:
-        """Run it once. keep: not for a warm-up."""
+    def take(self, worker: Worker, probes: Probes | None, *, keep: bool) -> None:
+        """Run it once, after a look at what the machine reaches. keep: not for a warm-up."""
+        if keep and probes is not None:
+            self.peaks.append(probes.measure(self.threads))
         answer = worker.ask(
             self.test.op, tokens=self.test.tokens, depth=self.test.depth, threads=self.threads
         )
@@ -94,11 +98,9 @@ def bench(
     tests = plan(wanted.prompt, wanted.generate, wanted.depth, manifest.context_length)
     announce("the machine")
     probes = _probes()
-    before = {n: probes.measure(n) for n in counts} if probes else {}
     runs = [_Runs(test, n) for test in tests for n in counts]
     with Worker([sys.executable, "-m", "bessemer.bench.worker"], worker_environment()) as worker:
-        load, use = _measure(worker, artifact, counts, runs, wanted, announce)
-    peaks = {n: probes.measure(n).best(before[n]) for n in counts} if probes else {}
+        load, use = _measure(worker, artifact, counts, runs, wanted, probes, announce)
     chunk = manifest.state.chunk
     results = [
         Result(
@@ -106,13 +108,13 @@ def bench(
             r.threads,
             tuple(r.seconds),
             Demand.of(r.test, work, chunk),
-            peaks.get(r.threads),
+            tuple(r.peaks),
         )
         for r in runs
     ]
     return Report(
         describe_model(artifact),
-        describe_machine() | {"peaks": [_peaks_json(p) for p in peaks.values()]},
+        describe_machine() | {"peaks": _best_peaks(runs, counts)},
         results,
         use,
         load,
@@ -126,6 +128,7 @@ def _measure(
     counts: list[int],
     runs: list[_Runs],
     wanted: Plan,
+    probes: Probes | None,
     announce: Announce,
 ) -> tuple[float, MemoryUse]:
     """Fill the runs; gives the seconds of loading and the memory at the end."""
@@ -138,11 +141,11 @@ def _measure(
             raise BessemerError(f"the system allows {loaded['threads']} threads, not {counts}")
         for one in runs:
             announce(f"{one.test.name} on {one.threads} threads, to warm up")
-            one.take(worker, keep=False)
+            one.take(worker, None, keep=False)
         for turn in range(wanted.repeat):
             announce(f"all of them, turn {turn + 1} of {wanted.repeat}")
             for one in runs:
-                one.take(worker, keep=True)
+                one.take(worker, probes, keep=True)
         memory = worker.ask("memory")
     except WorkerError as error:
         raise BessemerError(f"measuring {manifest.name} failed: {error}") from None
@@ -226,12 +229,21 @@ def describe_model(artifact: Artifact) -> dict[str, Any]:
     }
 
 
-def _peaks_json(peaks: Peaks) -> dict[str, Any]:
-    return {
-        "threads": peaks.threads,
-        "flops_per_second": peaks.flops,
-        "read_bytes_per_second": peaks.bytes,
-    }
+def _best_peaks(runs: list[_Runs], counts: list[int]) -> list[dict[str, Any]]:
+    """The best of all that were measured, for each number of threads."""
+    found = []
+    for threads in counts:
+        peaks = [p for r in runs if r.threads == threads for p in r.peaks]
+        if peaks:
+            best = reduce(Peaks.best, peaks)
+            found.append(
+                {
+                    "threads": threads,
+                    "flops_per_second": best.flops,
+                    "read_bytes_per_second": best.bytes,
+                }
+            )
+    return found
 
 
 def _profiles(runs: list[_Runs], work: Work, chunk: int) -> list[Profile]:
