@@ -68,14 +68,20 @@ def descriptor(array: np.ndarray) -> ctypes.Structure:
     return Memref(at, at, 0, sizes, (ctypes.c_int64 * rank)(*strides))
 
 
+def compiled_group(
+    spec: GroupSpec, target: CodegenTarget, machine: Target, name: str = "group"
+) -> bytes:
+    """An object file with the kernel as the function `_mlir_ciface_NAME`."""
+    fn = Fn(name, signature(spec), attributes="llvm.emit_c_interface")
+    KERNELS[spec.kind].emit(fn, spec, target)
+    return compile_module(f"module {{\n{fn.text()}}}\n", machine, spec.kind).object
+
+
 @cache
 def _library(spec: GroupSpec, target: CodegenTarget, machine: Target) -> ctypes.CDLL:
-    fn = Fn("group", signature(spec), attributes="llvm.emit_c_interface")
-    KERNELS[spec.kind].emit(fn, spec, target)
-    compiled = compile_module(f"module {{\n{fn.text()}}}\n", machine, spec.kind)
     with tempfile.TemporaryDirectory() as folder:
         path, out = Path(folder) / "kernel.o", Path(folder) / "kernel.so"
-        path.write_bytes(compiled.object)
+        path.write_bytes(compiled_group(spec, target, machine))
         link_shared([path], out, machine)
         return ctypes.CDLL(str(out))
 

@@ -465,7 +465,7 @@ static int64_t clock(int64_t *to) {
 /* Linux's numbers. What changes nothing here says that it did. */
 static int64_t other(const call *c) {
     switch (c->number) {
-    case 10: case 11: case 13: case 14: case 28: case 131: return 0; /* mprotect munmap sig* madvise */
+    case 10: case 11: case 13: case 14: case 28: case 72: case 131: return 0; /* of memory, signals */
     case 16: return NOTTY;
     case 24: yield(); return 0;
     case 39: case 186: return current - threads + 1;
