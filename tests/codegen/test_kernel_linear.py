@@ -9,7 +9,7 @@ import pytest
 
 from bessemer.artifact import packing
 from bessemer.artifact.layout import StoredWeight
-from bessemer.codegen.group import ROWS, GroupSpec, Operand
+from bessemer.codegen.group import ROWS, CodegenTarget, GroupSpec, Operand
 from bessemer.codegen.kernels import linear as _linear  # noqa: F401
 from bessemer.codegen.kernels.linear_parts import depth_parts
 from bessemer.codegen.kernels.tile import tile_shape
@@ -82,11 +82,13 @@ def random(shape: tuple[int, ...], seed: int) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
 
 
-def activations(x: np.ndarray, spec: GroupSpec, lanes: int = 8) -> list[np.ndarray]:
+def activations(
+    x: np.ndarray, spec: GroupSpec, target: CodegenTarget | None = None
+) -> list[np.ndarray]:
     """x as the group takes it: itself, or integers and their scales."""
     if spec.operands[0].element != "i16":
         return [x]
-    return list(grouped(x, tile_shape(codegen_target(lanes)).rows))
+    return list(grouped(x, tile_shape(target or codegen_target()).rows))
 
 
 @pytest.mark.parametrize("lanes", [8, 4])
@@ -112,13 +114,13 @@ def test_linear_sizes(k: int, n: int, dtype: str, lanes: int) -> None:
         for kernel in kernels:
             for threads in (1, 2, 3):
                 out = np.full((rows, n), np.nan, np.float32)
-                given = activations(x, kernel.spec, lanes)
+                given = activations(x, kernel.spec, target)
                 kernel(rows, [*given, stored, out], threads=threads, order="reversed")
                 np.testing.assert_allclose(out, want, rtol=2e-5, atol=tolerance)
 
 
 @pytest.mark.parametrize("lanes", [16, 8, 4])
-@pytest.mark.parametrize("dtype", ["f32", "f16"])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "q8_0"])
 def test_left_over_rows(dtype: str, lanes: int) -> None:
     """Rows that don't fill a tile have a lower one of their own: the same bits as in a full one."""
     k, n = 37, 70
@@ -128,10 +130,11 @@ def test_left_over_rows(dtype: str, lanes: int) -> None:
     full = 4 * tile_shape(target).rows
     x = random((full, k), 2)
     want = np.full((full, n), np.nan, np.float32)
-    kernel(full, [x, stored, want])
+    kernel(full, [*activations(x, kernel.spec, target), stored, want])
     for rows in range(1, full):
         out = np.full((rows + 1, n), np.nan, np.float32)
-        kernel(rows, [x[:rows].copy(), stored, out[:rows]], threads=2)
+        given = activations(x[:rows].copy(), kernel.spec, target)
+        kernel(rows, [*given, stored, out[:rows]], threads=2)
         assert np.array_equal(out[:rows], want[:rows]), rows
         assert np.isnan(out[rows]).all()
 

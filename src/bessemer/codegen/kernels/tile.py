@@ -49,6 +49,19 @@ def tail_shape(target: CodegenTarget) -> TileShape:
     return TileShape(TAIL_ACCUMULATORS // vectors, vectors)
 
 
+def rows_by_shape(
+    fn: Fn, target: CodegenTarget, rows: str
+) -> tuple[tuple[TileShape, str, str], tuple[TileShape, str, str]]:
+    """Which of `rows` rows go through which tile: (shape, begin, end). Left-over rows that fill
+    more of a large tile than of tails are the large one's.
+    """
+    tile, tail = tile_shape(target), tail_shape(target)
+    rest = fn.rem(rows, fn.index(tile.rows))
+    many = fn.cmp("sgt", rest, fn.index(tile.rows - tail.rows))
+    whole = fn.select(many, rows, fn.sub(rows, rest), "index")
+    return (tile, fn.index(0), whole), (tail, whole, rows)
+
+
 def padded_rows(rows: int, target: CodegenTarget) -> int:
     return align(rows, tile_shape(target).rows)
 
@@ -114,13 +127,12 @@ class Tile:
         """
         fn = self.fn
         k_size, step = fn.index(self.depth), k_block(self.depth)
-        tile, tail = tile_shape(self.target), tail_shape(self.target)
-        whole = self._whole_rows(rows)
+        split = rows_by_shape(fn, self.target, rows)
         with fn.loop(fn.index(0), k_size, step) as k_loop:
             size = fn.min(fn.index(step), fn.sub(k_size, k_loop.iv))
             read = self._open(panel, k_loop.iv, size)
             first = fn.cmp("eq", k_loop.iv, fn.index(0))
-            for shape, begin, end in ((tile, fn.index(0), whole), (tail, whole, rows)):
+            for shape, begin, end in split:
                 columns = shape.vectors * self.target.lanes
                 with fn.loop(begin, end, shape.rows) as m_loop:
                     at = rows_at(fn, shape.rows, m_loop.iv, rows, row_index)
@@ -130,15 +142,6 @@ class Tile:
                         fetch = self._fetcher(following, depths, place, columns)
                         weights = read(n_loop.iv)
                         _tile(self, shape, at, place, depths, first, weights, product, fetch)
-
-    def _whole_rows(self, rows: str) -> str:
-        """Where the rows begin that are left over for the tail's tiles. As many as would fill more
-        of the large tile are its own, the last of them repeated.
-        """
-        fn, tile, tail = self.fn, tile_shape(self.target), tail_shape(self.target)
-        rest = fn.rem(rows, fn.index(tile.rows))
-        many = fn.cmp("sgt", rest, fn.index(tile.rows - tail.rows))
-        return fn.select(many, rows, fn.sub(rows, rest), "index")
 
     def _fetcher(
         self, following: Panel | None, depths: tuple[str, str], place: tuple[str, str], columns: int

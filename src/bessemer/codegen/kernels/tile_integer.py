@@ -15,7 +15,13 @@ from bessemer.codegen.emit import Fn
 from bessemer.codegen.group import CodegenTarget
 from bessemer.codegen.kernels.integer_rows import IntegerRows, pair_dot
 from bessemer.codegen.kernels.panel import Panel
-from bessemer.codegen.kernels.tile import PRODUCT_TYPE, rows_at, tile_shape
+from bessemer.codegen.kernels.tile import (
+    PRODUCT_TYPE,
+    TileShape,
+    rows_at,
+    rows_by_shape,
+    tile_shape,
+)
 from bessemer.codegen.kernels.vectors import vector_type
 
 PAIRS = Q8_DEPTH // Q8_PAIR
@@ -28,10 +34,6 @@ class IntegerTile:
     fn: Fn
     target: CodegenTarget
     rows: IntegerRows
-
-    @property
-    def columns(self) -> int:
-        return tile_shape(self.target).vectors * self.target.lanes
 
     def block_product(
         self,
@@ -48,25 +50,34 @@ class IntegerTile:
         """
         fn = self.fn
         self._clear(product, rows)
+        split = rows_by_shape(fn, self.target, rows)
         # Blocks are outside rows: C of a tile stays in memory, where LLVM would otherwise also
         # keep it on the stack from one block to the next.
-        with (
-            fn.loop(fn.index(0), fn.index(panel.blocks)) as block,
-            fn.loop(fn.index(0), rows, tile_shape(self.target).rows) as m_loop,
-        ):
-            if row_index is None:
-                row = m_loop.iv if start is None else fn.add(start, m_loop.iv)
-                at = self.rows.places(fn, row)
-            else:
-                at = self._gathered(m_loop.iv, rows, row_index)
-            with fn.loop(fn.index(0), fn.index(PANEL_ROWS // self.columns)) as n_loop:
-                column = fn.mul(n_loop.iv, fn.index(self.columns))
-                sums = self._sums(panel, at, column, block.iv)
-                self._accumulate(panel, sums, at, (m_loop.iv, column, block.iv), product)
+        with fn.loop(fn.index(0), fn.index(panel.blocks)) as block:
+            for shape, begin, end in split:
+                with fn.loop(begin, end, shape.rows) as m_loop:
+                    if row_index is None:
+                        row = m_loop.iv if start is None else fn.add(start, m_loop.iv)
+                        at = self._places(shape, row)
+                    else:
+                        at = self._gathered(shape, m_loop.iv, rows, row_index)
+                    columns = shape.vectors * self.target.lanes
+                    with fn.loop(fn.index(0), fn.index(PANEL_ROWS), columns) as n_loop:
+                        sums = self._sums(shape, panel, at, n_loop.iv, block.iv)
+                        place = (m_loop.iv, n_loop.iv, block.iv)
+                        self._accumulate(shape, panel, sums, at, place, product)
 
-    def _gathered(self, m: str, rows: str, row_index: Callable[[str], str]) -> list[list[str]]:
+    def _places(self, shape: TileShape, row: str) -> list[list[str]]:
+        """Where the rows of x from `row` on lie; those of a large tile are a group."""
+        if shape == tile_shape(self.target):
+            return self.rows.places(self.fn, row)
+        return [self.rows.place(self.fn, self.fn.offset(row, r)) for r in range(shape.rows)]
+
+    def _gathered(
+        self, shape: TileShape, m: str, rows: str, row_index: Callable[[str], str]
+    ) -> list[list[str]]:
         """Where the tile's rows of x lie; those past the end do not matter."""
-        wanted = rows_at(self.fn, tile_shape(self.target).rows, m, rows, lambda r: [row_index(r)])
+        wanted = rows_at(self.fn, shape.rows, m, rows, lambda r: [row_index(r)])
         return [self.rows.place(self.fn, row) for (row,) in wanted]
 
     def _clear(self, product: str, rows: str) -> None:
@@ -79,10 +90,12 @@ class IntegerTile:
                     at = [fn.offset(m_loop.iv, r), fn.index(column)]
                     fn.vstore(fn.splat(0.0, lanes), product, at, PRODUCT_TYPE, lanes)
 
-    def _sums(self, panel: Panel, at: list[list[str]], column: str, block: str) -> list[str]:
+    def _sums(
+        self, shape: TileShape, panel: Panel, at: list[list[str]], column: str, block: str
+    ) -> list[str]:
         """Integer sums over one block: rows x vectors of them, rows first."""
         fn, lanes = self.fn, self.target.lanes
-        vectors, kind = tile_shape(self.target).vectors, vector_type(lanes, "i32")
+        vectors, kind = shape.vectors, vector_type(lanes, "i32")
         zero = fn.constant(f"arith.constant dense<0> : {kind}")
         start = [(zero, kind)] * (len(at) * vectors)
         first_x = fn.mul(block, fn.index(PAIRS))
@@ -103,6 +116,7 @@ class IntegerTile:
 
     def _accumulate(
         self,
+        shape: TileShape,
         panel: Panel,
         sums: list[str],
         at: list[list[str]],
@@ -113,7 +127,7 @@ class IntegerTile:
         fn, lanes = self.fn, self.target.lanes
         m, column, block = place
         kind = vector_type(lanes)
-        vectors = tile_shape(self.target).vectors
+        vectors = shape.vectors
         columns = [fn.offset(column, v * lanes) for v in range(vectors)]
         scales = [panel.scale_vector(block, c) for c in columns]
         for r, row in enumerate(at):
