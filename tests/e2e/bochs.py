@@ -34,6 +34,7 @@ SYSTEM_AT, FILES_AT = 0x200000, 0x8000000
 NAME_BYTES = 112
 FIRST_AT = 0x1C0  # in the first sector: the address to enter, and the table of pieces
 
+# No screen: of Debian's displays `rfb` needs no terminal, and waits for nobody.
 _CONFIGURATION = """\
 plugin_ctrl: speaker=0, parallel=0, gameport=0, iodebug=1
 memory: guest={memory}, host={memory}

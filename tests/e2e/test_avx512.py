@@ -18,10 +18,11 @@ from bessemer.backend.target import Target
 from bessemer.backend.tools import run_tool
 from bessemer.compile_options import CompileOptions
 from bessemer.compiler import compile_model
+from bessemer.runtime.model import Model
 from tests.e2e import bochs
-from tests.e2e.compiled import reference, tiny_pair
+from tests.e2e.compiled import compiled, reference, tiny_pair
 from tests.e2e.cross import Program, assembly, compilation, program, zig_cc, zig_environment
-from tests.e2e.test_cross import IDS, PREFILL, TOLERANCE, error, expected, model
+from tests.e2e.test_cross import IDS, PREFILL, TOLERANCE, error
 
 TRIPLE = "x86_64-linux-musl"
 CONTEXT = 80
@@ -41,6 +42,11 @@ class Case:
     weights: str
     cpu: str
     instructions: tuple[str, ...]
+    model: str = "gemma2"
+
+    @property
+    def folder(self) -> Path:
+        return compiled(self.model, weights=self.weights)
 
 
 CASES = {
@@ -49,6 +55,8 @@ CASES = {
     "bf16": Case("bf16", "v4", (r"vpmovzxwd\t.*%zmm", r"vfmadd\d+ps\t.*%zmm")),
     "q8_0": Case("q8_0", "v4", (r"vpmaddwd\t.*%zmm",)),
     "q8_0 with VNNI": Case("q8_0", "icelake-client", (r"vpdpwssd\t.*%zmm",)),
+    # Its choice of experts is what LLVM writes wrongly, see `_trusted_machine` of backend.codegen.
+    "gpt-oss": Case("f32", "icelake-client", (), "gpt_oss"),
 }
 THREADS = (1, 2, 3)
 # By weights: against this processor's 8 lanes. The rows that q8_0 is multiplied with are rounded to
@@ -63,13 +71,21 @@ class WithoutPairs(Target):
 
 
 @cache
-def lowered_here(weights: str) -> np.ndarray:
+def lowered_here(folder: Path) -> np.ndarray:
     """The logits by the same kernels of 16 lanes, lowered for this processor."""
     wide = Target.parse("x86_64", "v4")
     code = WithoutPairs(wide.triple, wide.cpu, wide.features)
-    made = compilation(model(weights), Target.native(), code=code)
-    with tempfile.TemporaryDirectory() as folder:
-        return program(model(weights), made, Path(folder) / "program").logits(IDS, PREFILL)
+    made = compilation(folder, Target.native(), code=code)
+    with tempfile.TemporaryDirectory() as out:
+        return program(folder, made, Path(out) / "program").logits(IDS, PREFILL)
+
+
+@cache
+def expected(folder: Path) -> np.ndarray:
+    """The logits by this processor's own kernels."""
+    session = Model.load(folder, threads=2).session()
+    rows = [session.prefill(IDS[:PREFILL], all_logits=True)]
+    return np.concatenate([*rows, *(session.decode(token)[None] for token in IDS[PREFILL:])])
 
 
 @pytest.fixture(scope="module")
@@ -77,11 +93,10 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Program]:
     """The tiny model with the driver for each case; what its code must hold is in it."""
     built = {}
     for name, case in CASES.items():
-        folder = model(case.weights)
-        made = compilation(folder, Target.parse(TRIPLE, case.cpu), assembly=True)
+        made = compilation(case.folder, Target.parse(TRIPLE, case.cpu), assembly=True)
         for wanted in case.instructions:
             assert re.search(wanted, assembly(made)), (name, wanted)
-        built[name] = program(folder, made, tmp_path_factory.mktemp("avx512") / "program")
+        built[name] = program(case.folder, made, tmp_path_factory.mktemp("avx512") / "program")
     return built
 
 
@@ -93,11 +108,9 @@ def emulated(
     files: dict[str, Path | bytes] = {}
     commands = []
     for name, one in programs.items():
-        files |= {f"/{name}": one.path, f"/{name}.weights": one.weights, "/header": one.header}
-        commands += [
-            [f"/{name}", f"/{name}.weights", "/header", threads, PREFILL, *IDS]
-            for threads in THREADS
-        ]
+        words = [f"/{name}", f"/{name}.weights", f"/{name}.header"]
+        files |= dict(zip(words, (one.path, one.weights, one.header), strict=True))
+        commands += [[*words, threads, PREFILL, *IDS] for threads in THREADS]
     done = bochs.run(files, commands, tmp_path_factory.mktemp("bochs") / "pc")
     keys = [(name, threads) for name in programs for threads in THREADS]
     return dict(zip(keys, done, strict=True))
@@ -108,13 +121,13 @@ def test_logits(emulated: dict[tuple[str, int], bochs.Done], name: str) -> None:
     """A prefill and decodes: as near this processor's logits as another order of sums allows, and
     the same bits as the same kernels have here, by one thread and by several.
     """
-    weights = CASES[name].weights
+    case = CASES[name]
     for threads in THREADS:
         done = emulated[name, threads]
         assert done.status == 0, done
         got = np.frombuffer(done.stdout, np.float32).reshape(len(IDS), -1)
-        assert error(got, expected(weights)) < TOLERANCES[weights]
-        assert np.array_equal(got, lowered_here(weights)), (name, threads)
+        assert error(got, expected(case.folder)) < TOLERANCES[case.weights]
+        assert np.array_equal(got, lowered_here(case.folder)), (name, threads)
 
 
 # Opens the model by the C API, once levels of its code that the first word names are no code any

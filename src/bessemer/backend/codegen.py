@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from bessemer.backend.pipeline import lower, save_ir
@@ -20,6 +22,9 @@ _OPTIMISATION_LEVEL = 3
 # Functions that C libraries provide but that would mean memory from the heap.
 _HEAP_FUNCTIONS = frozenset({"malloc", "calloc", "realloc", "free", "aligned_alloc"})
 _initialised = threading.Lock()
+# Instructions that can name the registers 0 to 15 only, with another one: see `_trusted_machine`.
+_WRONG_REGISTER = re.compile(r"\tv?p?movmsk(?:ps|pd|b)\t%[xy]mm(?:1[6-9]|2\d|3[01])\b")
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -94,6 +99,7 @@ def compile_llvm(
     timings["optimise"] = time.perf_counter() - start
 
     start = time.perf_counter()
+    machine = _trusted_machine(module, target, machine)
     code = bytes(machine.emit_object(module))
     text = machine.emit_assembly(module) if assembly else None
     timings["emit"] = time.perf_counter() - start
@@ -172,6 +178,26 @@ def target_machine(target: Target) -> Any:
         codemodel="default",
         abiname=target.abi_name,
     )
+
+
+def _trusted_machine(module: Any, target: Target, machine: Any) -> Any:
+    """`machine`, or one without AVX-512's short vectors where LLVM would write a wrong instruction.
+
+    LLVM 22.1.0 turns vpmovd2m and its like, with a move from the mask, into vmovmskps and its like
+    even where the vector is in one of the registers 16 to 31, which these can't name: another
+    register's bits are taken (llvm/llvm-project#191304). Without AVX512VL it does not do that. What
+    it would write is looked at in a copy, since writing changes the module.
+    """
+    import llvmlite.binding as llvm
+
+    if "avx512vl" not in target.features:
+        return machine
+    text = machine.emit_assembly(llvm.parse_bitcode(module.as_bitcode()))
+    if not _WRONG_REGISTER.search(text):
+        return machine
+    log.debug("%s: without AVX512VL, for LLVM's sake", module.name)
+    kept = tuple(name for name in target.features if name != "avx512vl")
+    return target_machine(replace(target, features=kept))
 
 
 def _set_visibility(module: Any, name: str, exports: Collection[str] | None) -> None:

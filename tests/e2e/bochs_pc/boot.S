@@ -1,12 +1,12 @@
-/* The first sector of the disk: loads what `pieces` lists, switches to 64 bits and to all the vector
- * registers that the processor has, and enters the system.
+/* The first sector of the disk: loads what `pieces` lists, switches to 64 bits and to all the
+ * vector registers that the processor has, and enters the system.
  *
  * bochs.py fills in `first`, the address to enter, and `pieces`: for each its address, first sector
- * and number of sectors; an address of 0 ends them. Memory below 4 GB is at its own addresses, and all of it may be
- * written and run.
+ * and number of sectors; an address of 0 ends them. Memory below 4 GB is at its own addresses, and
+ * all of it may be written and run.
  */
 #define AT(label) (0x7c00 + label - start)
-#define MAPS 0x70000            /* two pages: Linux's names are PML4 and PDPT */
+#define MAPS 0x70000            /* of memory: two pages, for PML4 and PDPT */
 
 .code16
 start:

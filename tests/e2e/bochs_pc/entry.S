@@ -13,8 +13,8 @@ exception:                      /* of any kind: with an error code on the stack,
     leaq main_stack_top(%rip), %rsp
     jmp system_exception
 
-/* An instruction that the processor refuses: `repair` says where what does the same is, if anywhere.
- * It ends with a return from the exception. */
+/* An instruction that the processor refuses: `repair` says where what does the same is, if
+ * anywhere. That ends with a return from the exception. */
 invalid:
     pushq %rax                  /* room for that address */
     pushq %rax

@@ -14,6 +14,15 @@ enum {
     PAGE = 4096, STACK = 1 << 20, FIRST_FILE = 3,
 };
 enum { NOENT = -2, BADF = -9, AGAIN = -11, NOMEM = -12, NOTTY = -25, ROFS = -30, NOSYS = -38 };
+/* Linux's numbers of what programs ask. */
+enum {
+    READ = 0, WRITE = 1, OPEN = 2, CLOSE = 3, STAT = 4, FSTAT = 5, LSTAT = 6, LSEEK = 8, MMAP = 9,
+    MPROTECT = 10, MUNMAP = 11, BRK = 12, SIGACTION = 13, SIGPROCMASK = 14, IOCTL = 16, PREAD = 17,
+    READV = 19, WRITEV = 20, SCHED_YIELD = 24, MADVISE = 28, GETPID = 39, CLONE = 56, EXIT = 60,
+    FCNTL = 72, SIGALTSTACK = 131, ARCH_PRCTL = 158, GETTID = 186, FUTEX = 202, GETAFFINITY = 204,
+    SET_TID_ADDRESS = 218, CLOCK_GETTIME = 228, EXIT_GROUP = 231, OPENAT = 257, FSTATAT = 262,
+    GETRANDOM = 318,
+};
 enum { FS_BASE = 0xc0000100u, STAR = 0xc0000081u, LSTAR = 0xc0000082u, FMASK = 0xc0000084u };
 
 /* Where bochs.py put the files: their number, the bytes of memory, then each; offsets from `disk`.
@@ -366,9 +375,9 @@ _Noreturn void system_exception(const uint64_t *stack) {
     end_program(-4);
 }
 
-/* What Bochs 2.7 refuses though it is right: a gather or scatter whose index is in one of the vector
- * registers 16 to 31. The way round: exchange that register with the one 16 before it, do the same
- * with the other's number, exchange them again. stack: as the processor left it. */
+/* What Bochs 2.7 refuses though it is right: a gather or scatter whose index is in one of the
+ * vector registers 16 to 31. The way round: exchange that register with the one 16 before it, do
+ * the same with the other's number, exchange them again. stack: as the processor left it. */
 static uint8_t instead[64];
 
 /* vpxorq on whole registers: one ^= other. */
@@ -392,8 +401,9 @@ static uint8_t *exchange(uint8_t *to, int one, int other) {
 void *repair(uint64_t *stack) {
     const uint8_t *code = (const uint8_t *)stack[0];
     int mode = code[5] >> 6, base = code[6] & 7;
-    int is_one = code[0] == 0x62 && (code[1] & 7) == 2 &&
-                 ((code[4] & 0xfc) == 0x90 || (code[4] & 0xfc) == 0xa0) && (code[5] & 7) == 4 && !(code[3] & 8) && mode != 3;
+    int kind = code[4] & 0xfc, is_one = code[0] == 0x62 && (code[1] & 7) == 2;
+    is_one = is_one && (kind == 0x90 || kind == 0xa0) && (code[5] & 7) == 4 && mode != 3;
+    is_one = is_one && !(code[3] & 8);
     if (!is_one || (base == 4 && code[1] & 0x20)) system_exception(stack); /* not by rsp */
     int size = 7 + (mode == 1 ? 1 : mode == 2 || base == 5 ? 4 : 0);
     int index = (code[6] >> 3 & 7) | (code[1] & 0x40 ? 0 : 8);
@@ -419,7 +429,8 @@ static void use_own_stack(void) {
     } table = {sizeof segments - 1, segments};
     uint64_t top = (uint64_t)(stack + sizeof stack), at = (uint64_t)task;
     memcpy(task + 9, &top, sizeof top);
-    segments[3] = (sizeof task - 1) | (at & 0xffffff) << 16 | 0x89ull << 40 | (at >> 24 & 0xff) << 56;
+    segments[3] = (sizeof task - 1) | (at & 0xffffff) << 16 | 0x89ull << 40;
+    segments[3] |= (at >> 24 & 0xff) << 56;
     segments[4] = at >> 32;
     __asm__ volatile("lgdt %0; ltr %w1" ::"m"(table), "r"(24));
 }
@@ -462,22 +473,24 @@ static int64_t clock(int64_t *to) {
     return 0;
 }
 
-/* Linux's numbers. What changes nothing here says that it did. */
+/* What changes nothing here says that it did. */
 static int64_t other(const call *c) {
     switch (c->number) {
-    case 10: case 11: case 13: case 14: case 28: case 72: case 131: return 0; /* of memory, signals */
-    case 16: return NOTTY;
-    case 24: yield(); return 0;
-    case 39: case 186: return current - threads + 1;
-    case 56: return new_thread(c);
-    case 60: end_thread(); end_program(c->a); /* the last one's end is the program's */
-    case 158: write_register(FS_BASE, current->locals = (uint64_t)c->b); return 0;
-    case 202: return futex((const int32_t *)c->a, c->b, c->c);
-    case 204: memset((void *)c->c, 0, (size_t)c->b), *(char *)c->c = 1; return 8;
-    case 218: current->clear = (int32_t *)c->a; return current - threads + 1;
-    case 228: return clock((int64_t *)c->b);
-    case 231: end_program(c->a);
-    case 318: memset((void *)c->a, 4, (size_t)c->b); return c->b;
+    case MPROTECT: case MUNMAP: case MADVISE: case FCNTL:
+    case SIGACTION: case SIGPROCMASK: case SIGALTSTACK:
+        return 0;
+    case IOCTL: return NOTTY;
+    case SCHED_YIELD: yield(); return 0;
+    case GETPID: case GETTID: return current - threads + 1;
+    case CLONE: return new_thread(c);
+    case EXIT: end_thread(); end_program(c->a); /* the last one's end is the program's */
+    case ARCH_PRCTL: write_register(FS_BASE, current->locals = (uint64_t)c->b); return 0;
+    case FUTEX: return futex((const int32_t *)c->a, c->b, c->c);
+    case GETAFFINITY: memset((void *)c->c, 0, (size_t)c->b), *(char *)c->c = 1; return 8;
+    case SET_TID_ADDRESS: current->clear = (int32_t *)c->a; return current - threads + 1;
+    case CLOCK_GETTIME: return clock((int64_t *)c->b);
+    case EXIT_GROUP: end_program(c->a);
+    case GETRANDOM: memset((void *)c->a, 4, (size_t)c->b); return c->b;
     default: return NOSYS;
     }
 }
@@ -485,19 +498,19 @@ static int64_t other(const call *c) {
 int64_t system_answer(const call *c) {
     char *b = (char *)c->b;
     switch (c->number) {
-    case 0: return read_file(c->a, b, (uint64_t)c->c, NULL);
-    case 1: output((int)c->a, b, (size_t)c->c); return c->c;
-    case 2: return c->b & 3 ? ROFS : open_file((const char *)c->a);
-    case 3: if (c->a >= FIRST_FILE && c->a < MAX_OPEN) open_files[c->a].file = NULL; return 0;
-    case 4: case 6: return describe_named((const char *)c->a, b);
-    case 5: return describe(c->a < MAX_OPEN ? open_files[c->a].file : NULL, b);
-    case 8: return seek(c->a, c->b, c->c);
-    case 9: return map((uint64_t)c->b, c->e, (uint64_t)c->f);
-    case 12: return 0; /* no brk: musl then maps */
-    case 17: return read_file(c->a, b, (uint64_t)c->c, &c->d);
-    case 19: case 20: return vectors(c->a, (const uint64_t *)b, c->c, c->number == 20);
-    case 257: return c->c & 3 ? ROFS : open_file(b);
-    case 262: return describe_named(b, (char *)c->c);
+    case READ: return read_file(c->a, b, (uint64_t)c->c, NULL);
+    case WRITE: output((int)c->a, b, (size_t)c->c); return c->c;
+    case OPEN: return c->b & 3 ? ROFS : open_file((const char *)c->a);
+    case CLOSE: if (c->a >= FIRST_FILE && c->a < MAX_OPEN) open_files[c->a].file = NULL; return 0;
+    case STAT: case LSTAT: return describe_named((const char *)c->a, b);
+    case FSTAT: return describe(c->a < MAX_OPEN ? open_files[c->a].file : NULL, b);
+    case LSEEK: return seek(c->a, c->b, c->c);
+    case MMAP: return map((uint64_t)c->b, c->e, (uint64_t)c->f);
+    case BRK: return 0; /* no brk: musl then maps */
+    case PREAD: return read_file(c->a, b, (uint64_t)c->c, &c->d);
+    case READV: case WRITEV: return vectors(c->a, (const uint64_t *)b, c->c, c->number == WRITEV);
+    case OPENAT: return c->c & 3 ? ROFS : open_file(b);
+    case FSTATAT: return describe_named(b, (char *)c->c);
     default: return other(c);
     }
 }
