@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from bessemer.artifact.layout import KEY_BLOCK, align
+from bessemer.artifact.layout import KEY_BLOCK, STORAGE_BYTES, align
 from bessemer.codegen.emit import Fn
 from bessemer.codegen.group import CodegenTarget, GroupSpec
 from bessemer.codegen.kernels.vectors import (
@@ -34,6 +34,7 @@ from bessemer.codegen.kernels.vectors import (
 )
 
 MINUS_INFINITY = -math.inf
+LINE = 64  # bytes of a cache line
 
 
 @dataclass(frozen=True)
@@ -99,13 +100,17 @@ class Seen:
 class Step:
     """Consecutive blocks of keys, at most as many as the workspace was planned for.
 
-    first: the first block (positions from 32 * first).  count: how many (index values).
+    first: the first block (positions from 32 * first).  count: how many (index values).  fetches:
+    whether memory is kept busy by fetching the step's values while it computes scores, and the next
+    step's keys while it sums up values; a block is a page or less, where processors stop to look
+    ahead by themselves.
     """
 
     first: str
     count: str
     seen: Seen
     blocks: Blocks
+    fetches: bool = False
 
 
 def plan_workspace(shape: AttentionShape, queries: int, blocks: int, lanes: int) -> ScratchPlan:
@@ -192,6 +197,10 @@ class Workspace:
         where = step.blocks.locate(block)
         places = [f.offset(row, r) for r in range(rows)]
         base = f.mul(block, f.index(KEY_BLOCK))
+        fetch = None
+        if step.fetches:
+            size = KEY_BLOCK * self.shape.value_width
+            fetch = self._fetcher(step.blocks.values, where, size, self.shape.key_width)
         for at, width in columns(f, KEY_BLOCK, vectors * self.lanes):
             parts = [f.offset(at, v * self.lanes) for v in range(width // self.lanes)]
             results = outer_product(
@@ -201,10 +210,25 @@ class Workspace:
                 partial(self._key_vector, step, where, parts),
                 [[f.splat(0.0, self.lanes)] * len(parts)] * rows,
                 [self.lanes] * len(parts),
+                fetch,
             )
             for r, values in zip(places, results, strict=True):
                 for p, value in zip(parts, values, strict=True):
                     self.score.vstore(f, value, self.lanes, r, f.add(base, p))
+
+    def _fetcher(
+        self, array: Array, where: list[str], size: int, turns: int
+    ) -> Callable[[str], None]:
+        """Fetches the `size` elements of the block at `where` in so many turns of a loop."""
+        f, each = self.f, -(-size // turns)
+        per_line = LINE // STORAGE_BYTES[array.element]
+
+        def fetch(turn: str) -> None:
+            start = f.mul(turn, f.index(each))
+            for offset in range(0, each, per_line):
+                array.fetch(f, *where, f.index(0), f.offset(start, offset))
+
+        return fetch
 
     def _key_vector(self, step: Step, where: list[str], parts: list[str], d: str, v: int) -> str:
         return step.blocks.keys.vload(self.f, self.lanes, *where, d, parts[v])
@@ -364,6 +388,12 @@ class Workspace:
             where = step.blocks.locate(loop.iv)
             base = f.mul(loop.iv, f.index(KEY_BLOCK))
             n = len(at)
+            fetch = None
+            if step.fetches:
+                following = step.blocks.locate(f.add(loop.iv, step.count))
+                fetch = self._fetcher(
+                    step.blocks.keys, following, KEY_BLOCK * self.shape.key_width, KEY_BLOCK
+                )
             results = outer_product(
                 f,
                 self._visible(step, loop.iv),
@@ -371,6 +401,7 @@ class Workspace:
                 lambda key, v: values.vload(f, widths[v], *where, key, at[v]),
                 [loop.args[i * n : (i + 1) * n] for i in range(len(places))],
                 widths,
+                fetch,
             )
             loop.carry(*(value for row in results for value in row))
         for (r, c, width), value in zip(flat, loop.results, strict=True):
@@ -400,6 +431,7 @@ def outer_product(
     right: Callable[[str, int], str],
     start: Sequence[Sequence[str]],
     widths: Sequence[int],
+    fetch: Callable[[str], None] | None = None,
 ) -> list[list[str]]:
     """start[r][v] + sum over k in bounds of left(k, r) * right(k, v), in registers.
 
@@ -411,6 +443,8 @@ def outer_product(
     rows, n = range(len(start)), len(widths)
     with f.loop(*bounds, 1, carried) as loop:
         sums = list(loop.args)
+        if fetch is not None:
+            fetch(loop.iv)
 
         def spread(r: int) -> dict[int, str]:
             scalar = left(loop.iv, r)

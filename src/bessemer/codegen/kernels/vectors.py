@@ -36,6 +36,11 @@ class Array:
     def vstore(self, f: Fn, value: str, width: int, *at: str) -> None:
         f.vstore(value, self.name, at, self.type, width, self.element)
 
+    def fetch(self, f: Fn, *at: str) -> None:
+        """Have the processor fetch the line at these indices; the last one may pass its end."""
+        where = f"{self.name}[{', '.join(at)}]"
+        f.line(f"memref.prefetch {where}, read, locality<3>, data : {self.type}")
+
 
 def operand(spec: GroupSpec, index: int) -> Array:
     """Operand `index` of the group's function."""
