@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from bessemer.artifact.layout import KEY_BLOCK, STORAGE_BYTES, align
+from bessemer.artifact.layout import ALIGN, KEY_BLOCK, STORAGE_BYTES, align
 from bessemer.codegen.emit import Fn
 from bessemer.codegen.group import CodegenTarget, GroupSpec
 from bessemer.codegen.kernels.vectors import (
@@ -34,7 +34,6 @@ from bessemer.codegen.kernels.vectors import (
 )
 
 MINUS_INFINITY = -math.inf
-LINE = 64  # bytes of a cache line
 
 
 @dataclass(frozen=True)
@@ -221,7 +220,7 @@ class Workspace:
     ) -> Callable[[str], None]:
         """Fetches the `size` elements of the block at `where` in so many turns of a loop."""
         f, each = self.f, -(-size // turns)
-        per_line = LINE // STORAGE_BYTES[array.element]
+        per_line = ALIGN // STORAGE_BYTES[array.element]
 
         def fetch(turn: str) -> None:
             start = f.mul(turn, f.index(each))
