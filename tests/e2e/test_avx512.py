@@ -5,6 +5,7 @@ Needs Debian's packages bochs and bochsbios.
 
 from __future__ import annotations
 
+import itertools
 import re
 import tempfile
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ CONTEXT = 80
 ERROR = 1e-4
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(autouse=True)
 def emulator() -> None:
     bochs.require()
 
@@ -88,46 +89,39 @@ def expected(folder: Path) -> np.ndarray:
     return np.concatenate([*rows, *(session.decode(token)[None] for token in IDS[PREFILL:])])
 
 
-@pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Program]:
+def programs(out: Path) -> dict[str, Program]:
     """The tiny model with the driver for each case; what its code must hold is in it."""
     built = {}
-    for name, case in CASES.items():
+    for number, (name, case) in enumerate(CASES.items()):
         made = compilation(case.folder, Target.parse(TRIPLE, case.cpu), assembly=True)
         for wanted in case.instructions:
             assert re.search(wanted, assembly(made)), (name, wanted)
-        built[name] = program(case.folder, made, tmp_path_factory.mktemp("avx512") / "program")
+        built[name] = program(case.folder, made, out / f"program{number}")
     return built
 
 
-@pytest.fixture(scope="module")
-def emulated(
-    programs: dict[str, Program], tmp_path_factory: pytest.TempPathFactory
-) -> dict[tuple[str, int], bochs.Done]:
-    """What every program gave with every number of threads: all in one run of the PC."""
+def emulated(out: Path) -> dict[tuple[str, int], bochs.Done]:
+    """What every program gives with every number of threads: all in one run of the PC."""
     files: dict[str, Path | bytes] = {}
     commands = []
-    for name, one in programs.items():
+    for name, one in programs(out).items():
         words = [f"/{name}", f"/{name}.weights", f"/{name}.header"]
         files |= dict(zip(words, (one.path, one.weights, one.header), strict=True))
         commands += [[*words, threads, PREFILL, *IDS] for threads in THREADS]
-    done = bochs.run(files, commands, tmp_path_factory.mktemp("bochs") / "pc")
-    keys = [(name, threads) for name in programs for threads in THREADS]
-    return dict(zip(keys, done, strict=True))
+    done = bochs.run(files, commands, out / "pc")
+    return dict(zip(itertools.product(CASES, THREADS), done, strict=True))
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_logits(emulated: dict[tuple[str, int], bochs.Done], name: str) -> None:
+def test_logits(tmp_path: Path) -> None:
     """A prefill and decodes: as near this processor's logits as another order of sums allows, and
     the same bits as the same kernels have here, by one thread and by several.
     """
-    case = CASES[name]
-    for threads in THREADS:
-        done = emulated[name, threads]
-        assert done.status == 0, done
+    for (name, threads), done in emulated(tmp_path).items():
+        case, where = CASES[name], (name, threads)
+        assert done.status == 0, (where, done)
         got = np.frombuffer(done.stdout, np.float32).reshape(len(IDS), -1)
-        assert error(got, expected(case.folder)) < TOLERANCES[case.weights]
-        assert np.array_equal(got, lowered_here(case.folder)), (name, threads)
+        assert error(got, expected(case.folder)) < TOLERANCES[case.weights], where
+        assert np.array_equal(got, lowered_here(case.folder)), where
 
 
 # Opens the model by the C API, once levels of its code that the first word names are no code any
@@ -164,10 +158,8 @@ int main(int n, char **a) {
 """
 
 
-@pytest.fixture(scope="module")
-def levels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path | bytes]:
+def levels(out: Path) -> dict[str, Path | bytes]:
     """A model with three levels in the program above, and its weights."""
-    out = tmp_path_factory.mktemp("levels")
     options = CompileOptions("f32", "f32", CONTEXT, chunk=16, target=TRIPLE, cpu="v2,v3,v4")
     folder = compile_model(tiny_pair("gemma2")[1], options, out / "model")
     (out / "program.c").write_text(LEVELS_PROGRAM)
@@ -177,16 +169,15 @@ def levels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path | bytes]:
     return {"/program": out / "program", "/weights.bin": folder / "weights.bin"}
 
 
-@pytest.mark.parametrize(
-    ("cpu", "best"), [(bochs.ICELAKE, "4"), (bochs.SKYLAKE, "4"), (bochs.HASWELL, "3")]
-)
-def test_best_level(levels: dict[str, Path | bytes], cpu: str, best: str, tmp_path: Path) -> None:
+def test_best_level(tmp_path: Path) -> None:
     """The C API takes the best level of the processor, and no other one's code is run."""
-    others = "234".replace(best, "")
-    commands = [["/program", broken, *IDS] for broken in (others, best)]
-    good, bad = bochs.run(levels, commands, tmp_path / "pc", cpu=cpu)
-    assert good.status == 0, good
-    got, want = np.frombuffer(good.stdout, np.float32), reference(tiny_pair("gemma2")[1], IDS)[-1]
-    assert np.linalg.norm(got - want) < ERROR * np.linalg.norm(want)
-    assert bad.status < 0
-    assert b"exception" in bad.stderr
+    files, want = levels(tmp_path), reference(tiny_pair("gemma2")[1], IDS)[-1]
+    for cpu, best in ((bochs.ICELAKE, "4"), (bochs.SKYLAKE, "4"), (bochs.HASWELL, "3")):
+        others = "234".replace(best, "")
+        commands = [["/program", broken, *IDS] for broken in (others, best)]
+        good, bad = bochs.run(files, commands, tmp_path / cpu, cpu=cpu)
+        assert good.status == 0, (cpu, good)
+        got = np.frombuffer(good.stdout, np.float32)
+        assert np.linalg.norm(got - want) < ERROR * np.linalg.norm(want), cpu
+        assert bad.status < 0, cpu
+        assert b"exception" in bad.stderr
