@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -40,6 +41,7 @@ from bessemer.bench.machine import Peaks, Probes, describe_machine
 from bessemer.bench.plan import Demand, Trial, plan
 from bessemer.bench.protocol import WorkerError
 from bessemer.bench.results import Result
+from bessemer.errors import BessemerError, UsageError
 
 # Between two engines, for the threads of the first to stop spinning.
 PAUSE = 0.5
@@ -161,10 +163,10 @@ def compare(
     arguments: argparse.Namespace, keep: Callable[[dict[str, Any]], object]
 ) -> dict[str, Any]:
     """Everything that is written down. keep: called after each round with what there is so far."""
+    trials = all_trials(arguments)
     work = arguments.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
     source = Source(arguments.model, huggingface_folder(arguments.model, work), work)
-    trials = all_trials(arguments)
     wanted = [e for e in ENGINES if arguments.engines is None or e.name in arguments.engines]
     probes = Probes()
     results: list[dict[str, Any]] = []
@@ -197,7 +199,7 @@ def all_trials(arguments: argparse.Namespace) -> list[Trial]:
     if any(arguments.generate):
         trials += plan([], arguments.generate, arguments.depth, arguments.context)
     if not trials or (any(arguments.generate) and min(arguments.depth) < 1):
-        raise SystemExit("give a --prompt or --generate above 0, and every --depth at least 1")
+        raise UsageError("give a --prompt or --generate above 0, and every --depth at least 1")
     return trials
 
 
@@ -234,7 +236,18 @@ def draw(results: Path, pythons: Sequence[str]) -> None:
 
 
 def _numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",") if part]
+    found = [int(part) for part in text.split(",") if part]
+    if not found:
+        raise argparse.ArgumentTypeError("numbers by comma are needed")
+    return found
+
+
+def _python(text: str) -> str:
+    """[NAME=]PATH of a program that is there: a wrong one would be found out after the compile."""
+    path = text.partition("=")[2] or text
+    if shutil.which(path) is None:
+        raise argparse.ArgumentTypeError(f"{path} is no program that can be run")
+    return text
 
 
 def _names(text: str, known: Collection[str]) -> list[str]:
@@ -249,12 +262,15 @@ def _names(text: str, known: Collection[str]) -> list[str]:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    found = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    found = argparse.ArgumentParser(
+        description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
     add = found.add_argument
     add("model", help="what `bessemer compile` takes")
     add(
         "--peer-python",
         action="append",
+        type=_python,
         default=[],
         metavar="[NAME=]PATH",
         help="the Python that has the other engines, or one of them (may be repeated)",
@@ -271,7 +287,7 @@ def parser() -> argparse.ArgumentParser:
         default=["f32", "f16"],
         help=f"by comma, of {', '.join(PRECISIONS)}",
     )
-    add("--threads", type=_numbers, default=[os.cpu_count() or 1])
+    add("--threads", type=_numbers, default=[os.cpu_count() or 1], help="numbers of threads")
     add("--prompt", type=_numbers, default=[512], help="lengths of prompts")
     add("--generate", type=_numbers, default=[64], help="tokens to generate")
     add("--depth", type=_numbers, default=[16, 2000], help="tokens held before generating")
@@ -283,8 +299,16 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compare, write, and show the table."""
+    """Compare, write, and show the table. Exit codes as of `bessemer`: 1 failed, 2 wrong usage."""
     arguments = parser().parse_args(argv)
+    try:
+        return _main(arguments)
+    except BessemerError as error:
+        print(f"compare: error: {error}", file=sys.stderr)
+        return 2 if isinstance(error, UsageError) else 1
+
+
+def _main(arguments: argparse.Namespace) -> int:
     if arguments.repeat < LEAST_REPEAT:
         say(f"--repeat {arguments.repeat}: medians of fewer than {LEAST_REPEAT} are only a look")
     found = compare(arguments, lambda so_far: write(so_far, arguments.out))

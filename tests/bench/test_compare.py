@@ -22,6 +22,7 @@ from tables import markdown  # noqa: E402
 from bessemer.artifact.work import GroupWork, Work  # noqa: E402
 from bessemer.bench.machine import Peaks  # noqa: E402
 from bessemer.bench.protocol import WorkerError  # noqa: E402
+from bessemer.errors import UsageError  # noqa: E402
 
 LINEAR = {"flops": 100, "weight_bytes": 50}
 WORK = Work(
@@ -143,7 +144,7 @@ def test_python_for_one_engine_or_all() -> None:
 
 @pytest.mark.parametrize("words", [["--prompt", "0", "--generate", "0"], ["--depth", "0"]])
 def test_what_not_every_engine_can_do_is_refused(words: list[str]) -> None:
-    with pytest.raises(SystemExit, match="at least 1"):
+    with pytest.raises(UsageError, match="at least 1"):
         compare.all_trials(compare.parser().parse_args(["m", *words]))
 
 
@@ -153,6 +154,8 @@ def test_what_not_every_engine_can_do_is_refused(words: list[str]) -> None:
         (["--engines", "llamacpp,nobody"], "unknown: llamacpp, nobody; known: "),
         (["--engines", ","], "names are needed"),
         (["--precision", "f99"], "unknown: f99; known: f32"),
+        (["--prompt", ","], "numbers by comma are needed"),
+        (["--peer-python", "openvino=/no/python"], "/no/python is no program that can be run"),
     ],
 )
 def test_names_that_nobody_has_are_refused(
@@ -163,6 +166,13 @@ def test_names_that_nobody_has_are_refused(
     assert message in capsys.readouterr().err
     names = ",".join(engine.name for engine in engines.ENGINES)
     assert len(compare.parser().parse_args(["m", "--engines", names]).engines) > 1
+
+
+def test_what_users_get_wrong_is_a_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert compare.main([str(tmp_path / "nosuch"), "--work", str(tmp_path / "work")]) == 1
+    assert "compare: error: " in capsys.readouterr().err
+    assert compare.main(["m", "--depth", "0", "--work", str(tmp_path / "work")]) == 2
+    assert "every --depth at least 1" in capsys.readouterr().err
 
 
 def test_every_engine_has_its_script() -> None:
