@@ -4,7 +4,7 @@
 
 Every engine keeps the model in a process of its own. Each turn measures all of them, one after the
 other, beginning with another one; what is reported is the median of the turns. The machine's
-multiply-add and read peaks are measured right before each. See benchmarks/README.md.
+multiply-add and read peaks are measured beside each. See benchmarks/README.md.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Round:
     work: Work
     chunk: int
     seconds: dict[tuple[str, str], list[float]] = field(default_factory=dict)
-    # What the machine reached right before each of them.
+    # What the machine reached right before or after each of them.
     peaks: dict[tuple[str, str], list[Peaks]] = field(default_factory=dict)
     best: Peaks | None = None
     load: list[float] = field(default_factory=list)
@@ -74,12 +74,13 @@ class Round:
             for engine in order[: len(self.running)]:
                 time.sleep(PAUSE)
                 peaks = probes.measure(self.threads)
-                self.best = peaks.best(self.best or peaks)
                 try:
                     seconds = engine.seconds(trial.op, trial.tokens, trial.depth)
                 except WorkerError as error:
                     self._leave_out(engine, f"{trial.name}: {error}")
                     continue
+                peaks = peaks.best(probes.measure(self.threads))
+                self.best = peaks.best(self.best or peaks)
                 if turn:
                     self.seconds.setdefault((engine.name, trial.name), []).append(seconds)
                     self.peaks.setdefault((engine.name, trial.name), []).append(peaks)

@@ -102,7 +102,7 @@ def test_results_and_table(one: compare.Round) -> None:
     ours = results["Bessemer", "pp10"]
     assert ours["tokens_per_second"] == 20.0
     assert ours["precision"] == "f32"
-    # Each with the peaks right before it.
+    # Each with the better peaks beside it.
     beside = [p.flops for p in one.peaks["Bessemer", "pp10"]]
     assert beside == sorted(beside)
     assert len(set(beside)) == 3

@@ -15,7 +15,7 @@ from bessemer.bench.profile import Profile
 @dataclass(frozen=True)
 class Result:
     """One test on one number of threads. seconds: of each repeat.  peaks: what the machine reached
-    right before each, or none where that can't be measured.
+    right before or after each, or none where that can't be measured.
     """
 
     test: Trial
@@ -59,7 +59,7 @@ class Result:
         """fma_share: of the multiply-add peak.  bandwidth_share: weights read, of the peak of
         reading memory.  bandwidth_share_with_cache: weights and KV cache.
 
-        Each repeat is compared with the peaks right before it, and the median counts: what a shared
+        Each repeat is compared with the peaks beside it, and the median counts: what a shared
         machine gives changes by a third within minutes.
         """
         names = ("fma_share", "bandwidth_share", "bandwidth_share_with_cache")

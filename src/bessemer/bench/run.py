@@ -63,12 +63,14 @@ class _Runs:
     profiles: list[list[list[int]]] = field(default_factory=list)
 
     def take(self, worker: Worker, probes: Probes | None, *, keep: bool) -> None:
-        """Run it once, after a look at what the machine reaches. keep: not for a warm-up."""
-        if keep and probes is not None:
-            self.peaks.append(probes.measure(self.threads))
+        """Run it once, between two looks at what the machine reaches. keep: not for a warm-up."""
+        looks = probes if keep else None
+        before = looks.measure(self.threads) if looks else None
         answer = worker.ask(
             self.test.op, tokens=self.test.tokens, depth=self.test.depth, threads=self.threads
         )
+        if looks and before:
+            self.peaks.append(before.best(looks.measure(self.threads)))
         if keep:
             self.seconds.append(answer["seconds"])
             if "profile" in answer:
