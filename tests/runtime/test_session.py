@@ -539,3 +539,14 @@ def test_c14_the_same_buffers(session: Session) -> None:
     for memref in session._memrefs:
         # What compiled code sees of each lies inside.
         assert memref.allocated <= memref.aligned < memref.allocated + 8 * session.capacity
+
+
+def test_a_session_is_not_saved_over_the_model(tmp_path: Path) -> None:
+    session = toy.toy_session(tmp_path)
+    for name in ("weights.bin", "manifest.json"):
+        before = (tmp_path / "toy" / name).read_bytes()
+        (tmp_path / f"to {name}").symlink_to(tmp_path / "toy" / name)
+        for file in (tmp_path / "toy" / name, tmp_path / f"to {name}"):
+            with pytest.raises(UsageError, match="a file of the model"):
+                session.save(file)
+        assert (tmp_path / "toy" / name).read_bytes() == before

@@ -22,6 +22,7 @@ from bessemer.cli.options import (
     Threads,
     checked_text,
 )
+from bessemer.cli.outputs import Inputs, check_output, loaded_inputs, model_inputs
 from bessemer.cli.run import load_model, statistics
 from bessemer.errors import BessemerError, UsageError
 from bessemer.whole_file import write_whole
@@ -66,7 +67,10 @@ def chat(
     conversation = Conversation(loaded.model, system)
     # Fails now, not after the first question, when there is no template.
     loaded.model.encode_chat([*conversation.messages, {"role": "user", "content": "?"}])
-    chatting = Chat(conversation, options)
+    reads = model_inputs(model) | loaded_inputs(loaded.model)
+    if steering is not None and steering.steering is not None:
+        reads["the file of directions"] = checked_path("--steering", steering.steering)
+    chatting = Chat(conversation, options, reads)
     if chatting.terminal:
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401 - line editing and history for input()
@@ -87,10 +91,11 @@ def say(message: str) -> None:
 
 @dataclass
 class Chat:
-    """The loop's state. options: keywords of `Conversation.ask`."""
+    """The loop's state. options: keywords of `Conversation.ask`.  reads: what /save must spare."""
 
     conversation: Conversation
     options: dict
+    reads: Inputs = field(default_factory=dict)
     results: list[GenerationResult] = field(default_factory=list)
     over: bool = False
     lines: int = 0
@@ -196,7 +201,9 @@ class Chat:
         content = {"model": self.conversation.model.name, "messages": self.conversation.messages}
         text = json_format.dumps(content, indent=2, ensure_ascii=False) + "\n"
         try:
-            _write(checked_path("the file", name), text)
+            path = checked_path("the file", name)
+            check_output("/save", path, self.reads)
+            _write(path, text)
         except OSError as error:
             raise UsageError(f"{name} can't be written: {error.strerror or error}") from None
         say(f"saved to {name}")

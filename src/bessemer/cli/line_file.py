@@ -15,8 +15,12 @@ class LineFile:
     """Each line is written at once; what was written of a line that fails is taken back."""
 
     def __init__(self, path: Path) -> None:
-        """Open it for appending; `clear` empties it. Raises UsageError where it can't be."""
-        self._path = path
+        """Open it for appending; `clear` empties it. Raises UsageError where it can't be.
+
+        A file that is made here and never cleared was for nothing, and goes again.
+        """
+        self.path = path
+        self._unused = not os.path.lexists(path)
         try:
             self._stream = path.open("ab", buffering=0)
         except OSError as error:
@@ -24,11 +28,13 @@ class LineFile:
 
     def clear(self) -> None:
         """Forget what an earlier run left."""
+        self._unused = False
         with contextlib.suppress(OSError):  # a pipe or a terminal
             self._stream.truncate(0)
 
     def write(self, record: dict[str, Any]) -> None:
         """Append a line. Raises OSError, with the file's name, when it doesn't fit on the disk."""
+        self._unused = False
         text = json.dumps(record, ensure_ascii=False, allow_nan=False)
         line = memoryview(text.encode() + b"\n")
         handle = self._stream.fileno()
@@ -40,7 +46,7 @@ class LineFile:
             with contextlib.suppress(OSError):
                 os.ftruncate(handle, before)
             if isinstance(error, OSError):
-                raise OSError(error.errno, error.strerror, str(self._path)) from None
+                raise OSError(error.errno, error.strerror, str(self.path)) from None
             raise
 
     def __enter__(self) -> LineFile:
@@ -48,3 +54,6 @@ class LineFile:
 
     def __exit__(self, *error: object) -> None:
         self._stream.close()
+        if self._unused:
+            with contextlib.suppress(OSError):
+                self.path.unlink()

@@ -28,6 +28,7 @@ from bessemer.cli.options import (
     checked_text,
     read_text,
 )
+from bessemer.cli.outputs import STDIN, check_output, loaded_inputs, model_inputs
 from bessemer.cli.prompts import Request, dump_tokens
 from bessemer.errors import UsageError
 
@@ -84,13 +85,17 @@ def run(
     with contextlib.ExitStack() as open_files:
         lines = None
         if dumps.dump_logprobs is not None:  # before minutes of work: may it be written?
-            lines = open_files.enter_context(
-                LineFile(checked_path("dump_logprobs", dumps.dump_logprobs))
-            )
+            path = checked_path("dump_logprobs", dumps.dump_logprobs)
+            check_output("--dump-logprobs", path, _inputs(model, prompt, file, steering))
+            lines = open_files.enter_context(LineFile(path))
         loaded = load_model(model, storage, threads, steering)
         if lines is not None:
+            check_output("--dump-logprobs", lines.path, loaded_inputs(loaded.model))
             options |= _logprobs_options(dumps, lines)
-        return _answer(_start(loaded.model, request, options), loaded, json=json)
+        stream = _start(loaded.model, request, options)
+        if lines is not None:
+            lines.clear()  # not before the prompt is accepted
+        return _answer(stream, loaded, json=json)
 
 
 def _request(prompt: str | None, file: str | None, system: str | None, raw: bool) -> Request:
@@ -105,9 +110,22 @@ def _request(prompt: str | None, file: str | None, system: str | None, raw: bool
     return request
 
 
+def _inputs(
+    model: str, prompt: str | None, file: str | None, steering: SteeringArguments | None
+) -> dict[str, Path | int]:
+    """What the call reads, as far as it is known before the model is found."""
+    inputs = model_inputs(model)
+    if file is not None and file != "-":
+        inputs["the file of the prompt"] = checked_path("file", file)
+    elif prompt is None:
+        inputs["standard input"] = STDIN
+    if steering is not None and steering.steering is not None:
+        inputs["the file of directions"] = checked_path("--steering", steering.steering)
+    return inputs
+
+
 def _logprobs_options(dumps: DumpArguments, lines: LineFile) -> dict[str, Any]:
     """Options of a generation that writes the log-probabilities of its tokens."""
-    lines.clear()
     return {
         "top_logprobs": dumps.log_probabilities,
         "on_logprobs": lambda found: lines.write(found.to_json()),

@@ -114,6 +114,7 @@ class Library:
             self._dll = _load(path)
         except OSError as error:
             raise ArtifactError(f"{path} can't be loaded: {error}") from None
+        self.path = path
         prefix = manifest.prefix
         pointers: list[Any] = [ctypes.c_void_p] * 9
         names = manifest.entry_points_for(host_features())

@@ -284,11 +284,13 @@ class Session:
         """Write the session to a file, whole or not at all.
 
         A symbolic link stays, and the file that it leads to is written. Raises UsageError where it
-        can't be, and for what exists and is no regular file (a folder, a pipe, a device).
+        can't be, for what exists and is no regular file (a folder, a pipe, a device), and for a
+        file of the model itself.
         """
-        from bessemer.runtime.session_file import write_session
+        from bessemer.runtime.session_file import check_no_model_file, write_session
 
         file = checked_path("the file of a session", path)
+        check_no_model_file(file, self._engine.library.path.parent, self._engine.manifest)
         with self._alone():
             held = self._held
             parts = self._parts(held)

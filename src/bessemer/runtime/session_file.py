@@ -17,7 +17,7 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from bessemer.artifact.manifest import Manifest, canonical
+from bessemer.artifact.manifest import MANIFEST_FILE, Manifest, canonical
 from bessemer.errors import UsageError
 from bessemer.runtime.state import Bytes, Held
 from bessemer.whole_file import write_whole
@@ -75,6 +75,16 @@ def write_session(
         write_whole(path, [fixed, head, *(piece.data for piece in pieces)])
     except OSError as error:
         raise UsageError(f"{path} can't be written: {error.strerror or error}") from None
+
+
+def check_no_model_file(path: Path, folder: Path, manifest: Manifest) -> None:
+    """Raise UsageError when `path` is a file of the model in `folder`: the session would be all
+    that is left of it.
+    """
+    for name in (MANIFEST_FILE, *manifest.files):
+        with contextlib.suppress(OSError):
+            if path.samefile(folder / name):
+                raise UsageError(f"{path} is a file of the model; name another one")
 
 
 @contextlib.contextmanager
