@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from bessemer.arguments import checked_model, checked_path, shown
 from bessemer.artifact import cache
-from bessemer.artifact.manifest import is_artifact
+from bessemer.artifact.manifest import LIBRARY_FILE, MANIFEST_FILE, WEIGHTS_FILE, is_artifact
 from bessemer.artifact.reader import Artifact, open_artifact
 from bessemer.compile_options import CompileOptions
 from bessemer.compiler import Progress, compile_model
-from bessemer.errors import UsageError
+from bessemer.errors import ArtifactError, UsageError
 from bessemer.installation import compiling_modules
 
 if TYPE_CHECKING:
@@ -158,6 +158,7 @@ def prepare(
                 "the checkpoint instead"
             )
         return Prepared(open_artifact(source), False, 0.0)
+    check_manifest_is_there(checked_model(source))
     from bessemer.importer.checkpoint import resolve
 
     with compiling_modules():
@@ -170,6 +171,19 @@ def prepare(
             waiting,
         )
     return Prepared(artifact, made, artifact.manifest.compile_seconds if made else 0.0)
+
+
+def check_manifest_is_there(path: Path) -> None:
+    """Raise ArtifactError for a compiled folder without manifest.json: as a checkpoint, which it
+    looks like with its config.json, it would only be said to have no weights.
+    """
+    if all((path / name).is_file() for name in (WEIGHTS_FILE, LIBRARY_FILE)):
+        if (path / MANIFEST_FILE).exists():
+            return
+        raise ArtifactError(
+            f"{path} looks like a compiled model whose {MANIFEST_FILE} is missing: put it back, or "
+            "compile the model again"
+        )
 
 
 def compile_to(

@@ -397,3 +397,38 @@ def test_a_name_that_is_nearly_an_alias(bessemer: Run) -> None:
     done = bessemer("compile", "SmolM2")
     assert done.code == 1
     assert "did you mean smollm2?" in done.err
+
+
+def test_a_compiled_folder_that_lost_its_manifest(bessemer: Run, compiled: Path) -> None:
+    (compiled / "config.json").write_text('{"model_type": "llama"}')
+    (compiled / "manifest.json").unlink()
+    for verb in (("run", "-p", "x"), ("run", "-p", "x", "--dump-tokens"), ("compile",), ("bench",)):
+        done = bessemer(verb[0], compiled, *verb[1:])
+        assert (done.code, done.out) == (1, "")
+        assert "a compiled model whose manifest.json is missing" in done.err
+
+
+def test_a_list_without_a_number(bessemer: Run, compiled: Path) -> None:
+    for option in ("-p", "-n", "-d", "-t"):
+        done = bessemer("bench", compiled, option, ",")
+        assert (done.code, done.out) == (2, "")
+        assert "there is no number" in done.err
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--top-k", -2, "from 1, or 0 or -1 to switch it off"),
+        ("--repeat-penalty", 1e300, "from 1.2e-38 to 8.5e+37"),
+    ],
+)
+def test_limits_of_sampling(
+    bessemer: Run, compiled: Path, option: str, value: float, message: str
+) -> None:
+    done = bessemer("run", compiled, "-p", "x", option, value)
+    assert done.code == 2
+    assert message in done.err
+    assert (
+        bessemer("run", compiled, "-p", "x", "--max-tokens", 1, "--repeat-penalty", "8.5e37").code
+        == 0
+    )

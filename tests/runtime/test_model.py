@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -121,8 +122,10 @@ def test_arguments_that_make_no_sense_are_named(model: Model, name: str) -> None
 
 
 def test_unknown_options_are_named(model: Model) -> None:
-    with pytest.raises(UsageError, match=r"no option temprature; known: .*temperature"):
+    with pytest.raises(UsageError, match=r"no option temprature; known: .*temperature") as error:
         model.generate("x", temprature=1.0)
+    for name in ("max_tokens", "stop", "top_logprobs", "on_logprobs"):
+        assert f"{name}, " in str(error.value)
     with pytest.raises(UsageError, match="temperature"):
         model.generate("x", temperature=-1.0)
 
@@ -192,6 +195,41 @@ def test_an_artifact_without_a_tokenizer(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="no tokenizer"):
         model.generate("x")
     assert model.session().prefill([1, 2]).shape == (VOCAB,)
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "advice"),
+    [
+        ("hf", "0123", "^/models/m has no tokenizer.*put the model's tokenizer.json there"),
+        ("gguf", "0123", "^/models/m has no tokenizer: .* to a session$"),
+        ("hf", "", "toy has no tokenizer.*put the model's tokenizer.json there"),
+    ],
+)
+def test_where_a_tokenizer_would_be_found(tmp_path: Path, kind: str, key: str, advice: str) -> None:
+    """Not in a folder of the cache."""
+    source = {"kind": kind, "path": "/models/m"}
+    folder = write_model(tmp_path / "toy", write_tokenizer=None, source=source, key=key)
+    with pytest.raises(ArtifactError, match=advice):
+        Model.load(folder).generate("x")
+
+
+@pytest.mark.parametrize(
+    ("config", "advised"),
+    [
+        ({"max_position_embeddings": 64}, False),
+        ({"text_config": {"max_position_embeddings": 64}}, False),
+        ({"max_position_embeddings": 65}, True),
+        ({"max_position_embeddings": 64, "rope_scaling": {"factor": 2.0}}, True),
+        ({}, True),
+    ],
+)
+def test_a_larger_context_is_advised_where_there_is_one(
+    tmp_path: Path, config: dict[str, Any], advised: bool
+) -> None:
+    model = Model.load(write_model(tmp_path / "toy", capacity=64, config=config))
+    with pytest.raises(ContextLengthError, match="shorten the prompt") as error:
+        model.generate([1] * 65)
+    assert ("larger --context" in str(error.value)) == advised
 
 
 def test_code_is_loaded_when_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -165,6 +165,8 @@ def whole_numbers(option: str, text: str, least: int) -> tuple[int, ...]:
         found = tuple(int(part) for part in text.split(",") if part.strip())
     except ValueError:
         found = (least - 1,)
+    if text and not found:
+        raise UsageError(f"{option} {text}: there is no number; whole numbers from {least}")
     if any(number < least for number in found):
         raise UsageError(f"{option} {text}: whole numbers from {least}, separated by commas")
     return found

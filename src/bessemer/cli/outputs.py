@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bessemer.arguments import checked_model
-from bessemer.artifact import cache
 from bessemer.errors import BessemerError, UsageError
 
 if TYPE_CHECKING:
@@ -42,6 +41,8 @@ def check_output(option: str, path: Path, inputs: Inputs) -> None:
 
 def model_inputs(name: str) -> dict[str, Path | int]:
     """What can be said of a model before it is found: nothing is fetched or read for it."""
+    from bessemer.artifact import cache
+
     path = checked_model(name)
     if not path.exists():
         from bessemer.importer.checkpoint import ALIASES, resolve

@@ -49,7 +49,10 @@ def find_tokenizer(name: str) -> Tokenizer:
     path = Path(name).expanduser()
     if is_artifact(path):
         return Tokenizer.load(path)
+    from bessemer.api import check_manifest_is_there
     from bessemer.importer.checkpoint import open_checkpoint
+
+    check_manifest_is_there(path)
 
     with open_checkpoint(name) as checkpoint, tempfile.TemporaryDirectory() as folder:
         if not checkpoint.has_tokenizer():

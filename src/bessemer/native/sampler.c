@@ -57,10 +57,10 @@ static bsm_status check_options(const bsm_sampling *o, int64_t limit, bsm_error 
                         o->min_p);
     if (!(o->repeat_penalty >= tiny && o->repeat_penalty <= 1 / tiny))
         return bsm_fail(error, BSM_ERROR_ARGUMENT,
-                        "repeat_penalty is %g; it must be a finite number above 0",
-                        o->repeat_penalty);
+                        "repeat_penalty is %g; it must be from %.2g to %.2g",
+                        o->repeat_penalty, tiny, 1 / tiny);
     if (o->top_k < -1)
-        return bsm_fail(error, BSM_ERROR_ARGUMENT, "top_k is %lld; it must be at least -1",
+        return bsm_fail(error, BSM_ERROR_ARGUMENT, "top_k is %lld; it must be from 1, or 0 or -1",
                         (long long)o->top_k);
     if (o->repeat_last_n < -1)
         return bsm_fail(error, BSM_ERROR_ARGUMENT, "repeat_last_n is %lld; it must be at least -1",

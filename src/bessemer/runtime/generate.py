@@ -279,10 +279,12 @@ def check_fits(session: SessionLike, count: int) -> None:
     if count <= free:
         return
     if session.position == 0:
-        raise ContextLengthError(
-            f"the prompt has {count} tokens, and the context holds {session.capacity}; shorten the "
-            "prompt, or compile the model with a larger --context"
-        )
+        held = f"the prompt has {count} tokens, and the context holds {session.capacity}"
+        if getattr(session, "could_be_larger", True):
+            advice = "shorten the prompt, or compile the model with a larger --context"
+        else:
+            advice = "shorten the prompt: that is the most that the model was made for"
+        raise ContextLengthError(f"{held}; {advice}")
     raise ContextLengthError(
         f"the prompt adds {count} tokens to the {session.position} of the conversation, together "
         f"{session.position + count}, and the context holds {session.capacity}; shorten the prompt "

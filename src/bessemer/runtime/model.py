@@ -113,11 +113,20 @@ class Model:
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer. Raises ArtifactError when the artifact has none."""
         if not self.has_tokenizer:
-            raise ArtifactError(
-                f"{self.path} has no tokenizer, since the model came without one: feed token ids "
-                "to a session, or put the model's tokenizer.json there"
-            )
+            raise ArtifactError(self._no_tokenizer())
         return Tokenizer.load(self.path)
+
+    def _no_tokenizer(self) -> str:
+        """Says where one would be found: of a model in the cache, which nobody looks into, beside
+        what it was compiled from.
+        """
+        why = "the model came without one: feed token ids to a session"
+        source = str(self.manifest.source.get("path", ""))
+        if not self.manifest.key or not source:
+            source = str(self.path)
+        elif self.manifest.source.get("kind") == "gguf":  # its tokenizer is in the file
+            return f"{source} has no tokenizer: {why}"
+        return f"{source} has no tokenizer: {why}, or put the model's tokenizer.json there"
 
     # -- using it ------------------------------------------------------------------------------
 
@@ -249,7 +258,7 @@ class Model:
 
     def _start(self, ids: Sequence[int], sampling: Mapping[str, Any], **how: Any) -> Stream:
         """how: as `generate_stream` takes it."""
-        options = sampling_options(sampling)
+        options = sampling_options(sampling, ("top_logprobs", "on_logprobs"))
         tokenizer = self.tokenizer
         session = self._borrow()
         try:
@@ -313,14 +322,17 @@ class Stream(Pieces):
         super().__init__(generation, lambda: model._give_back(session))
 
 
-def sampling_options(values: Mapping[str, Any]) -> SamplingOptions:
-    """SamplingOptions of keyword arguments; UsageError names one that doesn't exist."""
+def sampling_options(values: Mapping[str, Any], others: Sequence[str] = ()) -> SamplingOptions:
+    """SamplingOptions of keyword arguments; UsageError names one that doesn't exist.
+
+    others: what the caller takes beside them, max_tokens and stop.
+    """
     known = set(SamplingOptions.__dataclass_fields__)
     unknown = sorted(set(values) - known)
     if unknown:
         raise UsageError(
-            f"there is no option {', '.join(unknown)}; known: max_tokens, stop, "
-            f"{', '.join(sorted(known))}"
+            f"there is no option {', '.join(unknown)}; known: "
+            f"{', '.join(['max_tokens', 'stop', *others, *sorted(known)])}"
         )
     return SamplingOptions(**values)
 

@@ -113,7 +113,9 @@ class SamplingOptions:
             "temperature": _real(
                 "temperature", self.temperature, 0.0, largest, "a finite number of at least 0"
             ),
-            "top_k": _integer("top_k", self.top_k, -1, "a whole number; 0 or -1 switches it off"),
+            "top_k": _integer(
+                "top_k", self.top_k, -1, "a whole number from 1, or 0 or -1 to switch it off"
+            ),
             "top_p": _real("top_p", self.top_p, 0.0, 1.0, "between 0 and 1; 1 switches it off"),
             "min_p": _real("min_p", self.min_p, 0.0, 1.0, "between 0 and 1; 0 switches it off"),
             "repeat_penalty": _real(
@@ -121,7 +123,7 @@ class SamplingOptions:
                 self.repeat_penalty,
                 smallest,
                 1 / smallest,
-                "a finite number above 0; 1 switches it off",
+                f"from {smallest:.2g} to {1 / smallest:.2g}; 1 switches it off",
             ),
             "repeat_last_n": _integer(
                 "repeat_last_n",

@@ -84,6 +84,17 @@ class Session:
         return self._layout.capacity
 
     @property
+    def could_be_larger(self) -> bool:
+        """Whether the model's configuration leaves room for a larger context."""
+        from bessemer.importer.architectures import check_stated_context
+
+        try:
+            check_stated_context(self._engine.manifest.config, self.capacity + 1)
+        except UsageError:
+            return False
+        return True
+
+    @property
     def vocab_size(self) -> int:
         """The width of logits."""
         return self._engine.manifest.vocab_size
