@@ -78,6 +78,31 @@ class Blocks:
 
 
 @dataclass(frozen=True)
+class Fetched:
+    """A block of `size` elements that is fetched while something else is computed."""
+
+    array: Array
+    where: list[str]
+    size: int
+
+    def fetcher(self, f: Fn, turns: int, part: tuple[str, int]) -> Callable[[str], None]:
+        """fetch(turn) of a loop of so many turns. part: which of how many such loops it is, that
+        fetch the block together.
+        """
+        number, parts = part
+        each = -(-self.size // (turns * parts))
+        per_line = ALIGN // STORAGE_BYTES[self.array.element]
+        base = f.mul(number, f.index(turns))
+
+        def fetch(turn: str) -> None:
+            start = f.mul(f.add(base, turn), f.index(each))
+            for offset in range(0, each, per_line):
+                self.array.fetch(f, *self.where, f.index(0), f.offset(start, offset))
+
+        return fetch
+
+
+@dataclass(frozen=True)
 class Seen:
     """Bounds over a set of queries: the positions that some query sees lie in [low, high], those
     in [all_low, all_high] every query sees (index values).
@@ -196,12 +221,14 @@ class Workspace:
         where = step.blocks.locate(block)
         places = [f.offset(row, r) for r in range(rows)]
         base = f.mul(block, f.index(KEY_BLOCK))
-        fetch = None
-        if step.fetches:
-            size = KEY_BLOCK * self.shape.value_width
-            fetch = self._fetcher(step.blocks.values, where, size, self.shape.key_width)
-        for at, width in columns(f, KEY_BLOCK, vectors * self.lanes):
+        stripe = vectors * self.lanes
+        for at, width in columns(f, KEY_BLOCK, stripe):
             parts = [f.offset(at, v * self.lanes) for v in range(width // self.lanes)]
+            fetch = None
+            if step.fetches:
+                part = (f.div(at, f.index(stripe)), KEY_BLOCK // stripe)
+                values = Fetched(step.blocks.values, where, KEY_BLOCK * self.shape.value_width)
+                fetch = values.fetcher(f, self.shape.key_width, part)
             results = outer_product(
                 f,
                 (f.index(0), f.index(self.shape.key_width)),
@@ -211,23 +238,9 @@ class Workspace:
                 [self.lanes] * len(parts),
                 fetch,
             )
-            for r, values in zip(places, results, strict=True):
-                for p, value in zip(parts, values, strict=True):
+            for r, scores in zip(places, results, strict=True):
+                for p, value in zip(parts, scores, strict=True):
                     self.score.vstore(f, value, self.lanes, r, f.add(base, p))
-
-    def _fetcher(
-        self, array: Array, where: list[str], size: int, turns: int
-    ) -> Callable[[str], None]:
-        """Fetches the `size` elements of the block at `where` in so many turns of a loop."""
-        f, each = self.f, -(-size // turns)
-        per_line = ALIGN // STORAGE_BYTES[array.element]
-
-        def fetch(turn: str) -> None:
-            start = f.mul(turn, f.index(each))
-            for offset in range(0, each, per_line):
-                array.fetch(f, *where, f.index(0), f.offset(start, offset))
-
-        return fetch
 
     def _key_vector(self, step: Step, where: list[str], parts: list[str], d: str, v: int) -> str:
         return step.blocks.keys.vload(self.f, self.lanes, *where, d, parts[v])
@@ -360,7 +373,9 @@ class Workspace:
         places = [self.f.offset(row, r) for r in range(rows)]
         full = self.shape.value_width // self.lanes
         for at, count in columns(self.f, full, vectors):
-            self._weigh_columns(places, self._vectors_at(at, count), [self.lanes] * count, step)
+            part = (self.f.div(at, self.f.index(vectors)), -(-full // vectors))
+            widths = [self.lanes] * count
+            self._weigh_columns(places, self._vectors_at(at, count), widths, step, part)
         tail = self.shape.value_width % self.lanes
         offset = full * self.lanes
         for at, width in columns(self.f, tail, self.lanes):
@@ -371,8 +386,16 @@ class Workspace:
         return [self.f.offset(first, v * self.lanes) for v in range(count)]
 
     def _weigh_columns(
-        self, places: list[str], at: list[str], widths: list[int], step: Step
+        self,
+        places: list[str],
+        at: list[str],
+        widths: list[int],
+        step: Step,
+        part: tuple[str, int] | None = None,
     ) -> None:
+        """part: which of how many stripes these columns are; None where nothing is to be fetched
+        meanwhile.
+        """
         f = self.f
         flat = [(r, c, w) for r in places for c, w in zip(at, widths, strict=True)]
         start = []
@@ -388,11 +411,10 @@ class Workspace:
             base = f.mul(loop.iv, f.index(KEY_BLOCK))
             n = len(at)
             fetch = None
-            if step.fetches:
+            if step.fetches and part is not None:
                 following = step.blocks.locate(f.add(loop.iv, step.count))
-                fetch = self._fetcher(
-                    step.blocks.keys, following, KEY_BLOCK * self.shape.key_width, KEY_BLOCK
-                )
+                keys = Fetched(step.blocks.keys, following, KEY_BLOCK * self.shape.key_width)
+                fetch = keys.fetcher(f, KEY_BLOCK, part)
             results = outer_product(
                 f,
                 self._visible(step, loop.iv),
