@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import bessemer
 from bessemer.artifact.text.build import check_convertible, write_tokenizer_file
 from bessemer.errors import UnsupportedError
 from bessemer.runtime.tokenizer import Tokenizer
@@ -87,7 +88,8 @@ class Runner:
         identity = objects / "identity.c"
         identity.write_text(
             '#include "runner/runner.h"\n'
-            f"const uint32_t bsm_runner_tokenizer = {written.checksum}u;\n",
+            f"const uint32_t bsm_runner_tokenizer = {written.checksum}u;\n"
+            f'const char bsm_runner_version[] = "{bessemer.__version__}";\n',
             encoding="utf-8",
         )
         compile_c(identity, identity.with_suffix(".o"), target, [f"-I{FOLDER}"])

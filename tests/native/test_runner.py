@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+import bessemer
 from bessemer.backend import link
 from bessemer.backend.target import Target
 from bessemer.cli import main
@@ -188,6 +189,12 @@ def failure(done: subprocess.CompletedProcess) -> str:
     assert line.startswith("run: error: ")
     assert line.count("\n") == 1
     return line
+
+
+def test_version(folder: Path) -> None:
+    done = run(folder, "--version")
+    assert (done.returncode, done.stdout.decode()) == (0, f"{bessemer.__version__}\n")
+    assert b"  --version " in run(folder, "--help").stdout
 
 
 def test_too_long_prompt(folder: Path) -> None:

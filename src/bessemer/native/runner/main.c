@@ -53,7 +53,7 @@ static int run_model(const run_options *options, const bsm_tokenizer *tokenizer,
     if (prompt->count > context)
         return complain(EXIT_ERROR,
                         "the prompt has %lld tokens, and the context holds %lld; shorten the "
-                        "prompt, or compile the model with a larger --context",
+                        "prompt, or compile the model with a larger --context if it allows one",
                         (long long)prompt->count, (long long)context);
     bsm_error error;
     bsm_model *model;
@@ -95,11 +95,16 @@ int main(int count, char **words) {
     signal(SIGPIPE, SIG_IGN); /* a closed output is an error of write() */
     run_options options;
     code = read_options(count, words, &options);
-    if (code == 0 && options.help) {
-        bsm_buffer help = {0};
-        print_help(&help);
-        code = write_output(help.data, help.size);
-        bsm_buffer_free(&help);
+    if (code == 0 && (options.help || options.version)) {
+        bsm_buffer text = {0};
+        if (options.help) {
+            print_help(&text);
+        } else {
+            bsm_buffer_add_text(&text, bsm_runner_version);
+            bsm_buffer_add_text(&text, "\n");
+        }
+        code = write_output(text.data, text.size);
+        bsm_buffer_free(&text);
     } else if (code == 0) {
         code = run_prompt(&options, count > 0 ? words[0] : "");
     }

@@ -30,6 +30,7 @@ static const char HELP[] =
     "  --json                 print one JSON object\n"
     "  --tokenize             print the ids of the prompt's tokens, and end; with --json, too\n"
     "  --model DIR            the folder of weights.bin and tokenizer.bin, if it is another one\n"
+    "  --version              print the version of Bessemer that made this program\n"
     "  -h, --help             this text\n";
 
 void print_help(bsm_buffer *out) { bsm_buffer_add_text(out, HELP); }
@@ -99,6 +100,7 @@ static int read_flag(const char *name, run_options *options) {
     int *flag = !strcmp(name, "--raw")                               ? &options->raw
                 : !strcmp(name, "--json")                            ? &options->json
                 : !strcmp(name, "--tokenize")                        ? &options->tokenize
+                : !strcmp(name, "--version")                         ? &options->version
                 : !strcmp(name, "--help") || !strcmp(name, "-h")     ? &options->help
                                                                      : NULL;
     if (flag != NULL) *flag = 1;

@@ -18,10 +18,12 @@ enum {
 
 /* What tells the model's tokenizer.bin from others; generated with the program. */
 extern const uint32_t bsm_runner_tokenizer;
+/* The Bessemer that made the program; generated with it, too. */
+extern const char bsm_runner_version[];
 
 typedef struct run_options {
     const char *prompt, *file, *system, *folder;
-    int raw, json, tokenize, help;
+    int raw, json, tokenize, help, version;
     int64_t max_tokens, threads;
     bsm_sampling sampling;
     uint32_t *seed_words;
