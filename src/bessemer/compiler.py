@@ -236,6 +236,7 @@ def _write(
 ) -> Path:
     """Write the folder, the libraries last."""
     from bessemer.artifact.manifest import RopeSwitch
+    from bessemer.artifact.space import code_bytes
     from bessemer.artifact.writer import write_artifact
     from bessemer.libraries import Libraries
 
@@ -260,6 +261,9 @@ def _write(
         with _stage("link", compilation.seconds, progress):
             code = model_objects(compilation, folder)
             objects = [*code, *libraries.native_objects()]
+
+        def most_code(to: Path) -> int:
+            return code_bytes(objects, to / "tokenizer.json" if options.runner else None)
 
         def write_code(to: Path, weights_digest: str) -> None:
             description = libraries.write(objects, to, weights_digest)
@@ -288,6 +292,7 @@ def _write(
             prefix=options.prefix,
             levels=manifest_levels(compilation),
             key=key,
+            code_bytes=most_code,
             compile_seconds=lambda: time.perf_counter() - start,
             write_tokenizer=tokenizer_writer(imported.checkpoint),
             extra_files=emitted_files(compilation),

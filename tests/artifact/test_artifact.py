@@ -20,7 +20,7 @@ from bessemer.artifact.layout import KVLayer, StateLayout
 from bessemer.artifact.manifest import Manifest, RopeSwitch
 from bessemer.artifact.reader import open_artifact, read_manifest, verify_files
 from bessemer.artifact.weight_file import data_end
-from bessemer.artifact.writer import OTHER_BYTES
+from bessemer.artifact.writer import BYTES_OF_WEIGHT, OTHER_BYTES
 from bessemer.errors import ArtifactError, CompileError
 from bessemer.quantize.floats import f16_to_f32, f32_to_bf16, f32_to_f16
 
@@ -293,19 +293,23 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_disk_with_too_little_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before weights are read; with room for them and what comes behind, nothing is refused."""
-    needed = data_end(WEIGHTS) + OTHER_BYTES
+    code = 3 * 10**6
+    needed = data_end(WEIGHTS) + OTHER_BYTES + BYTES_OF_WEIGHT * len(WEIGHTS) + code
+
+    def code_bytes(folder: Path) -> int:
+        return code
 
     def read(name: str) -> None:
         raise AssertionError(name)
 
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=needed - 10**6))
     where = re.escape(str(tmp_path))
-    words = rf"out needs 16.8 MB and {where} has 15.8 MB free: .* for 1.0 MB .*-o"
+    words = rf"out needs 4.1 MB and {where} has 3.1 MB free: .* for 1.0 MB .*-o"
     with pytest.raises(ArtifactError, match=words):
-        write_fake(tmp_path / "out", read=read)
+        write_fake(tmp_path / "out", read=read, code_bytes=code_bytes)
     assert not list(tmp_path.iterdir())
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=needed))
-    write_fake(tmp_path / "out")
+    write_fake(tmp_path / "out", code_bytes=code_bytes)
 
 
 KILLED = """

@@ -13,7 +13,7 @@ from bessemer.artifact.space import check_space, least_weight_bytes
 from bessemer.artifact.weight_file import data_end
 from bessemer.cli import main
 from bessemer.compile_options import CompileOptions
-from bessemer.compiler import generate_model
+from bessemer.compiler import compile_model, generate_model
 from bessemer.errors import ArtifactError
 from bessemer.importer.weights import ModuleWeights
 from tests.behaviours.models import save_folder, text_model
@@ -98,3 +98,21 @@ def test_large_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check_space(tmp_path, 5 * 10**9)
     with pytest.raises(ArtifactError, match=r"needs 7.25 GB and .* has 5.00 GB .* for 2.25 GB"):
         check_space(tmp_path / "not" / "there", 7_250_000_000)
+
+
+@pytest.mark.parametrize("runner", [False, True])
+def test_a_tiny_model_needs_little_and_what_is_asked_for_is_enough(
+    runner: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Room is asked for once the tokenizer lies there: for all that comes after it."""
+    folder = save_folder(tmp_path / "model", text_model(num_hidden_layers=1))
+    asked: list[int] = []
+    monkeypatch.setattr(
+        "bessemer.artifact.writer.check_space", lambda where, needed: asked.append(needed)
+    )
+    out = compile_model(folder, CompileOptions(runner=runner), tmp_path / "out")
+    before = ("tokenizer", "config.json", "special", "generation", "chat_template")
+    files = [p for p in out.rglob("*") if p.is_file() and not p.name.startswith(before)]
+    files += [out / "tokenizer.bin"] if runner else []
+    assert sum(p.stat().st_size for p in files) <= asked[0]
+    assert asked[0] < (6 if runner else 3) * 10**6

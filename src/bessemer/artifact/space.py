@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,9 @@ from bessemer.weight_formats import Tensors
 # A tensor of one of a model's layers, as transformers, GPT-NeoX and DeepSeek name it. What lies
 # elsewhere (prediction of further tokens, images) need not become part of the compiled model.
 _LAYER = re.compile(r"(?:(?:model|gpt_neox|transformer)\.)?(?:layers|h)\.(\d+)\.")
+
+# What a runner has beside the model's code: its own, the C library where it is static, and tables.
+RUNNER_BYTES = 2 << 20
 
 
 def check_space(destination: Path, needed: int, advice: str = "") -> None:
@@ -37,6 +40,20 @@ def check_space(destination: Path, needed: int, advice: str = "") -> None:
             f"for {_size(needed - free)} there, or choose another output folder (-o; for the cache "
             f"set XDG_CACHE_HOME){advice}"
         )
+
+
+def code_bytes(objects: Iterable[Path], tokenizer: Path | None = None) -> int:
+    """Bytes that libraries of these objects take at the most, all being in both of them, and what
+    is made beside them of constants.
+
+    tokenizer: the file of the tokenizer that a runner gets, which holds the objects once more and
+    tables of the tokenizer that are no larger than its text.
+    """
+    held = sum(each.stat().st_size for each in objects)
+    if tokenizer is None:
+        return 2 * held
+    text = tokenizer.stat().st_size if tokenizer.exists() else 0
+    return 3 * held + text + RUNNER_BYTES
 
 
 def least_weight_bytes(tensors: Tensors, config: Mapping[str, Any], weights: str) -> int:

@@ -32,9 +32,10 @@ from bessemer.graph import Value, evaluate_rows, evaluate_value, splits
 
 C_INTERFACE = "_mlir_ciface_"
 
-# What is written after the check of the disk, beside the tensors: two libraries, of below 1 MB for
-# each level of processors, the runner with its tokenizer, manifest and table. Some MB in all.
-OTHER_BYTES = 16 << 20
+# What is written after the check of the disk, beside tensors and code: manifest, header and
+# description, which have a part of their own size, and some lines of every weight.
+OTHER_BYTES = 1 << 20
+BYTES_OF_WEIGHT = 2 << 10
 
 FileContent = Path | str | bytes
 
@@ -91,6 +92,7 @@ def write_artifact(
     prefix: str = "",
     levels: Sequence[Level] = (),
     key: str = "",
+    code_bytes: Callable[[Path], int] = lambda folder: 0,
     compile_seconds: float | Callable[[], float] = 0.0,
     write_tokenizer: Callable[[Path], None] | None = None,
     extra_files: Mapping[str, FileContent] | None = None,
@@ -103,6 +105,7 @@ def write_artifact(
     last: tokenizer and weights are there, and it learns the hash of the weights' table (the
     manifest's `weights_digest`), which the library must know.
     prefix: what every global symbol of the library begins with (`--prefix`).
+    code_bytes: tells how much `write_code` will write at the most, given what the folder has then.
     write_tokenizer: puts the tokenizer's files into a folder.  extra_files: relative path (such as
     "ir/forward_prefill.mlir") to content.  replace: whether a finished artifact that is there by
     the end is replaced.  progress: called with the weight bytes written and their sum.
@@ -119,7 +122,8 @@ def write_artifact(
             write_tokenizer(folder)
         if config and not (folder / "config.json").exists():
             _write_file(folder / "config.json", _json(config))
-        check_space(destination, data_end(generated.weights) + OTHER_BYTES)
+        described = OTHER_BYTES + BYTES_OF_WEIGHT * len(generated.weights)
+        check_space(destination, data_end(generated.weights) + code_bytes(folder) + described)
         with (folder / WEIGHTS_FILE).open("wb") as stream:
             hashes = write_weights(stream, generated.weights, blocks_of, progress)
         write_code(folder, table_digest(weight_table(generated.weights, hashes)))

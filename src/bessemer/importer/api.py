@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -34,6 +34,7 @@ from bessemer.importer.skeleton import (
     without_weights,
 )
 from bessemer.importer.steering import make_steerable
+from bessemer.importer.unused import refuse_missing, unused_tensors, warn_of_unused
 from bessemer.importer.weights import (
     ModuleWeights,
     Resolver,
@@ -71,6 +72,7 @@ class Imported:
         module: the module that was imported; None for a checkpoint.
         token_rank: 2 when the module takes ids and positions [1, T], 1 when it takes [T].
         options: what was added to the model.
+        unused: tensors of the checkpoint that have no part in the model.
     """
 
     graph: Graph
@@ -85,6 +87,7 @@ class Imported:
     module: torch.nn.Module | None = field(repr=False, default=None)
     token_rank: int = 2
     options: DefinitionOptions = field(default_factory=DefinitionOptions)
+    unused: Sequence[str] = ()
 
 
 def import_model(
@@ -169,7 +172,7 @@ def _import_defined(
     """Import a model through the definition of its architecture in `bessemer.models`."""
     kind = str(config.model_type)
     definition = from_definition(config, options)
-    converted, parameters = _converted(
+    converted, parameters, unused = _converted(
         definition,
         kind,
         checkpoint,
@@ -192,6 +195,7 @@ def _import_defined(
         parameters=parameters,
         module=module,
         options=options,
+        unused=unused,
     )
 
 
@@ -244,7 +248,7 @@ def _import_causal_lm(
     if options.steering:
         make_steerable(model, layers)
     aliases = tied_names(model)
-    converted, parameters = _converted(
+    converted, parameters, unused = _converted(
         CausalLM(model), kind, checkpoint, aliases, capture, "model."
     )
     _every_layer_attends(converted.graph, type(model).__name__, layers)
@@ -259,6 +263,7 @@ def _import_causal_lm(
         parameters=parameters,
         module=module,
         options=options,
+        unused=unused,
     )
 
 
@@ -270,7 +275,7 @@ def _import_module(module: torch.nn.Module, capture: str) -> Imported:
     for rank in (2, 1):
         copied = without_weights(module)
         try:
-            converted, parameters = _converted(
+            converted, parameters, _ = _converted(
                 copied, name, checkpoint, tied_names(copied), capture, "", rank
             )
         except ModelRaised as error:
@@ -302,7 +307,8 @@ def _converted(
     prefix: str,
     rank: int = 2,
     file_names: Callable[[str], list[str]] | None = None,
-) -> tuple[Converted, dict[str, Value]]:
+) -> tuple[Converted, dict[str, Value], list[str]]:
+    """The module's graph, its parameters' expressions, and what of the checkpoint is not used."""
     program = export(module, capture, rank=rank)
     resolver = Resolver(checkpoint, aliases, file_names)
     parameters: dict[str, Value] = {}
@@ -313,11 +319,13 @@ def _converted(
         return parameters[target]
 
     converted = convert(program, name, leaf, prefix=prefix)
+    unused = unused_tensors(checkpoint, resolver, parameters, module, prefix)
     if resolver.missing:
-        checkpoint.require(resolver.missing)
+        refuse_missing(checkpoint, resolver.missing, unused)
+    warn_of_unused(unused)
     for extra, tensor in converted.extra.items():
         parameters[extra] = param(extra, type_of(tensor))
-    return converted, parameters
+    return converted, parameters, unused
 
 
 def _checked(graph: Graph) -> None:

@@ -143,6 +143,11 @@ class WithExtra:
 # Module name -> the name that files of some architectures have.
 _RENAMES = (
     (re.compile(r"\.mlp\.gate\.weight$"), ".block_sparse_moe.gate.weight"),  # mixtral
+    (re.compile(r"\.mlp\.router\.weight$"), ".block_sparse_moe.gate.weight"),  # phimoe
+    # granitemoe
+    (re.compile(r"\.router\.weight$"), ".router.layer.weight"),
+    (re.compile(r"\.experts\.gate_up_proj$"), ".input_linear.weight"),
+    (re.compile(r"\.experts\.down_proj$"), ".output_linear.weight"),
     (re.compile(r"^lm_head\.weight$"), "embed_out.weight"),  # gpt_neox
 )
 _EXPERTS = re.compile(r"^(?P<block>.*)\.(?P<mlp>\w+)\.experts\.(?P<which>gate_up_proj|down_proj)$")
@@ -189,6 +194,10 @@ class Resolver:
             self.missing.append(name)
             return param(name, type_)
         return stacked
+
+    def names(self, name: str) -> set[str]:
+        """All names that a file may have a parameter under, those of tied ones among them."""
+        return {c for n in self._aliases.get(name, [name]) for c in self._candidates(n)}
 
     def _candidates(self, name: str) -> list[str]:
         return [name, *_renamed(name), *(self._file_names(name) if self._file_names else [])]

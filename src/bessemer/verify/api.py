@@ -185,6 +185,11 @@ class Verification:
             return None, False
         finally:
             self.progress(stage, 1, 1)
+        if compilation.imported.unused:
+            from bessemer.importer.unused import unused_text
+
+            detail = unused_text(compilation.imported.unused)
+            self.report.add(MEMORY, "unused tensors", True, f"no fault by itself: {detail}")
         generated, manifest = compilation.generated, artifact.manifest
         same_target = dict(manifest.target) == compilation.target.to_json()
         scratch = generated.scratch if same_target else manifest.scratch
