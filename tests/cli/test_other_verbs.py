@@ -402,7 +402,8 @@ def test_a_name_that_is_nearly_an_alias(bessemer: Run) -> None:
 def test_a_compiled_folder_that_lost_its_manifest(bessemer: Run, compiled: Path) -> None:
     (compiled / "config.json").write_text('{"model_type": "llama"}')
     (compiled / "manifest.json").unlink()
-    for verb in (("run", "-p", "x"), ("run", "-p", "x", "--dump-tokens"), ("compile",), ("bench",)):
+    others = (("compile",), ("bench",), ("inspect",))
+    for verb in (("run", "-p", "x"), ("run", "-p", "x", "--dump-tokens"), *others):
         done = bessemer(verb[0], compiled, *verb[1:])
         assert (done.code, done.out) == (1, "")
         assert "a compiled model whose manifest.json is missing" in done.err

@@ -149,6 +149,7 @@ def open_subject(
     checkpoint: the source of an artifact, when it isn't where the manifest says.
     Raises ArtifactError for a damaged manifest, UsageError for options of a compiled model.
     """
+    from bessemer.api import check_manifest_is_there
     from bessemer.compile_options import CompileOptions
     from bessemer.verify.model import find_source, options_of
 
@@ -163,6 +164,7 @@ def open_subject(
         return Subject(manifest.name, artifact, origin.source, origin.reason, recorded)
     if not isinstance(model, (str, Path)):
         return Subject(type(model).__name__, None, model, "", options or CompileOptions())
+    check_manifest_is_there(checked_model(model))
     config = config_without_weights(Path(model).expanduser())
     if config is None:
         return Subject(str(model), None, model, "", options or CompileOptions())
