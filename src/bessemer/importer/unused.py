@@ -75,8 +75,10 @@ def _ignored(config: Mapping[str, Any]) -> list[re.Pattern[str]]:
     after the last, which predict further tokens, where the config counts those apart.
     """
     found = [re.compile(p) for p in _HARMLESS]
-    kind = CONFIG_MAPPING[config["model_type"]]
-    of_kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(kind, None)
+    name = config.get("model_type")
+    # Its get is that of a dict, which has nothing before it is asked by [].
+    kind = CONFIG_MAPPING[name] if name in CONFIG_MAPPING else None  # noqa: SIM401
+    of_kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(kind, None) if kind else None
     stated = getattr(of_kind, "_keys_to_ignore_on_load_unexpected", None) or ()
     found += [re.compile(p) for p in stated]
     further, layers = config.get("num_nextn_predict_layers"), config.get("num_hidden_layers")
