@@ -177,9 +177,8 @@ def check_manifest_is_there(path: Path) -> None:
     """Raise ArtifactError for a compiled folder without manifest.json: as a checkpoint, which it
     looks like with its config.json, it would only be said to have no weights.
     """
-    if all((path / name).is_file() for name in (WEIGHTS_FILE, LIBRARY_FILE)):
-        if (path / MANIFEST_FILE).exists():
-            return
+    compiled = all((path / name).is_file() for name in (WEIGHTS_FILE, LIBRARY_FILE))
+    if compiled and not (path / MANIFEST_FILE).exists():
         raise ArtifactError(
             f"{path} looks like a compiled model whose {MANIFEST_FILE} is missing: put it back, or "
             "compile the model again"

@@ -51,10 +51,6 @@ class Result:
     def weight_bytes_per_second(self) -> float:
         return self.demand.weight_bytes / self.median_seconds
 
-    @property
-    def cache_bytes_per_second(self) -> float:
-        return self.demand.cache_bytes / self.median_seconds
-
     def shares(self) -> dict[str, float | None]:
         """fma_share: of the multiply-add peak.  bandwidth_share: weights read, of the peak of
         reading memory.  bandwidth_share_with_cache: weights and KV cache.
@@ -65,7 +61,7 @@ class Result:
         names = ("fma_share", "bandwidth_share", "bandwidth_share_with_cache")
         if not self.peaks:
             return dict.fromkeys(names)
-        weights = self.demand.weight_bytes
+        weights, cache = self.demand.weight_bytes, self.demand.cache_bytes
         pairs = list(zip(self.seconds, self.peaks, strict=True))
 
         def share(amount: int, peak: Callable[[Peaks], float]) -> float:
@@ -74,7 +70,7 @@ class Result:
         found = (
             share(self.demand.flops, lambda p: p.flops),
             share(weights, lambda p: p.bytes),
-            share(weights + self.demand.cache_bytes, lambda p: p.bytes),
+            share(weights + cache, lambda p: p.bytes),
         )
         return dict(zip(names, found, strict=True))
 

@@ -63,14 +63,15 @@ class _Runs:
     profiles: list[list[list[int]]] = field(default_factory=list)
 
     def take(self, worker: Worker, probes: Probes | None, *, keep: bool) -> None:
-        """Run it once, between two looks at what the machine reaches. keep: not for a warm-up."""
-        looks = probes if keep else None
-        before = looks.measure(self.threads) if looks else None
+        """Run it once, between two looks at what the machine reaches. keep: not for a warm-up,
+        which takes no probes either.
+        """
+        before = probes.measure(self.threads) if probes else None
         answer = worker.ask(
             self.test.op, tokens=self.test.tokens, depth=self.test.depth, threads=self.threads
         )
-        if looks and before:
-            self.peaks.append(before.best(looks.measure(self.threads)))
+        if probes and before:
+            self.peaks.append(before.best(probes.measure(self.threads)))
         if keep:
             self.seconds.append(answer["seconds"])
             if "profile" in answer:

@@ -67,9 +67,7 @@ def chat(
     conversation = Conversation(loaded.model, system)
     # Fails now, not after the first question, when there is no template.
     loaded.model.encode_chat([*conversation.messages, {"role": "user", "content": "?"}])
-    reads = model_inputs(model) | loaded_inputs(loaded.model)
-    if steering is not None and steering.steering is not None:
-        reads["the file of directions"] = checked_path("--steering", steering.steering)
+    reads = model_inputs(model, steering) | loaded_inputs(loaded.model)
     chatting = Chat(conversation, options, reads)
     if chatting.terminal:
         with contextlib.suppress(ImportError):

@@ -10,10 +10,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bessemer.arguments import checked_model
+from bessemer.arguments import checked_model, checked_path
 from bessemer.errors import BessemerError, UsageError
 
 if TYPE_CHECKING:
+    from bessemer.cli.options import SteeringArguments
     from bessemer.runtime.model import Model
 
 # What is read, by the words of a message. A number is an open file.
@@ -39,8 +40,10 @@ def check_output(option: str, path: Path, inputs: Inputs) -> None:
             )
 
 
-def model_inputs(name: str) -> dict[str, Path | int]:
-    """What can be said of a model before it is found: nothing is fetched or read for it."""
+def model_inputs(name: str, steering: SteeringArguments | None = None) -> dict[str, Path | int]:
+    """What is read for a model, as far as it can be said before it is found: nothing is fetched or
+    read for this.
+    """
     from bessemer.artifact import cache
 
     path = checked_model(name)
@@ -51,6 +54,8 @@ def model_inputs(name: str) -> dict[str, Path | int]:
             with contextlib.suppress(BessemerError):  # loading it will say so
                 path = resolve(name)
     inputs: dict[str, Path | int] = {"the cache of compiled models": cache.cache_root()}
+    if steering is not None and steering.steering is not None:
+        inputs["the file of directions"] = checked_path("--steering", steering.steering)
     return inputs | _checkpoint(path)
 
 

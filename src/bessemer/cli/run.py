@@ -114,13 +114,11 @@ def _inputs(
     model: str, prompt: str | None, file: str | None, steering: SteeringArguments | None
 ) -> dict[str, Path | int]:
     """What the call reads, as far as it is known before the model is found."""
-    inputs = model_inputs(model)
+    inputs = model_inputs(model, steering)
     if file is not None and file != "-":
         inputs["the file of the prompt"] = checked_path("file", file)
     elif prompt is None:
         inputs["standard input"] = STDIN
-    if steering is not None and steering.steering is not None:
-        inputs["the file of directions"] = checked_path("--steering", steering.steering)
     return inputs
 
 

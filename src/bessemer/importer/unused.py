@@ -17,6 +17,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from bessemer.errors import CheckpointError
 from bessemer.graph import Value, topological
 from bessemer.importer.checkpoint import Checkpoint
+from bessemer.importer.checkpoint.base import some_names
 from bessemer.importer.weights import Resolver, WeightReader
 
 log = logging.getLogger(__name__)
@@ -97,7 +98,8 @@ def warn_of_unused(names: Sequence[str]) -> None:
 
 def unused_text(names: Sequence[str]) -> str:
     """How many tensors of a checkpoint have no part in the model, and the first of them."""
-    return f"the model doesn't use {len(names)} tensor(s) of the checkpoint: {_some(names)}"
+    shown = some_names(names, _SHOWN)
+    return f"the model doesn't use {len(names)} tensor(s) of the checkpoint: {shown}"
 
 
 def refuse_missing(checkpoint: WeightReader, missing: Sequence[str], unused: Sequence[str]) -> None:
@@ -108,12 +110,7 @@ def refuse_missing(checkpoint: WeightReader, missing: Sequence[str], unused: Seq
         checkpoint.require(missing)
         return
     raise CheckpointError(
-        f"{checkpoint.path}: {len(missing)} tensor(s) missing: {_some(missing)}; and "
+        f"{checkpoint.path}: {len(missing)} tensor(s) missing: {some_names(missing, _SHOWN)}; and "
         f"{unused_text(unused)}. The checkpoint names its tensors otherwise than transformers' "
         "model does, a renaming which is not supported, or it belongs to another configuration."
     )
-
-
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

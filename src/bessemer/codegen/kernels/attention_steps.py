@@ -314,23 +314,13 @@ class Workspace:
     def _row_maximum(self, row: str, step: Step, start: str | None) -> str:
         f, lanes = self.f, self.lanes
         read = self._reader(row, start)
-
-        def advance(part: str, held: str) -> str:
-            return vgreater(f, read(part), held, lanes)
-
-        found = self._over_row(step, f.splat(MINUS_INFINITY, lanes), advance)
-        return horizontal(f, tree(f, found, vgreater, lanes), lanes, vgreater)
-
-    def _over_row(self, step: Step, start: str, advance: Callable[[str, str], str]) -> list[str]:
-        """Fold advance(column, held) over a row's columns, in one chain per vector of a block."""
-        f = self.f
-        columns_ = f.mul(step.count, f.index(KEY_BLOCK))
-        parts = range(0, KEY_BLOCK, self.lanes)
-        carried = [(start, self.vector) for _ in parts]
-        with f.loop(f.index(0), columns_, KEY_BLOCK, carried) as loop:
+        end = f.mul(step.count, f.index(KEY_BLOCK))
+        parts = range(0, KEY_BLOCK, lanes)  # a chain for each vector of a block
+        carried = [(f.splat(MINUS_INFINITY, lanes), self.vector) for _ in parts]
+        with f.loop(f.index(0), end, KEY_BLOCK, carried) as loop:
             held = zip(parts, loop.args, strict=True)
-            loop.carry(*(advance(f.offset(loop.iv, part), value) for part, value in held))
-        return loop.results
+            loop.carry(*(vgreater(f, read(f.offset(loop.iv, p)), v, lanes) for p, v in held))
+        return horizontal(f, tree(f, loop.results, vgreater, lanes), lanes, vgreater)
 
     def _advance(self, row: str) -> None:
         """For `lanes` rows: top = the new maximum, which is in fade; fade = the step's factor.

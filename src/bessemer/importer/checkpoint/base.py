@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +18,12 @@ from bessemer.importer.checkpoint.files import content_hash, damaged
 
 MISSING_TENSORS_SHOWN = 12
 """Names listed in an error about missing tensors; the rest is counted."""
+
+
+def some_names(names: Sequence[str], most: int) -> str:
+    """The first of many names, and how many more there are."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 @dataclass(frozen=True)
@@ -116,11 +122,9 @@ class Checkpoint(ABC):
         absent = [name for name in names if name not in held]
         if not absent:
             return
-        shown = ", ".join(absent[:MISSING_TENSORS_SHOWN])
-        more = len(absent) - MISSING_TENSORS_SHOWN
-        rest = f" and {more} more" if more > 0 else ""
         raise CheckpointError(
-            f"{self.path}: {len(absent)} tensor(s) missing: {shown}{rest}. "
+            f"{self.path}: {len(absent)} tensor(s) missing: "
+            f"{some_names(absent, MISSING_TENSORS_SHOWN)}. "
             f"Looked in {self._weight_files_text()}. The checkpoint is incomplete, or belongs to "
             "another configuration; download it again."
         )
